@@ -1,0 +1,147 @@
+#include "copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace weightsync::shm {
+namespace {
+
+// A run is looked at for cancellation this often: 4 MiB take about 0.3 ms.
+constexpr std::size_t kSlice = std::size_t{4} << 20;
+// Below this the destination had better stay in the cache of whoever reads it next.
+constexpr std::size_t kStreamFrom = std::size_t{1} << 20;
+constexpr std::size_t kBytesPerThread = std::size_t{64} << 20;
+
+#if defined(__x86_64__)
+// `target` is 64-byte aligned, `nbytes` a multiple of 256.
+__attribute__((target("avx2"))) void stream_avx2(std::byte* target,
+                                                 const std::byte* source,
+                                                 std::size_t nbytes) {
+  for (std::size_t at = 0; at < nbytes; at += 256) {
+    __m256i lines[8];
+    for (int i = 0; i < 8; ++i) {
+      lines[i] = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(source + at + 32 * i));
+    }
+    for (int i = 0; i < 8; ++i) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at + 32 * i), lines[i]);
+    }
+  }
+  _mm_sfence();
+}
+
+bool can_stream() {
+  static const bool supported = __builtin_cpu_supports("avx2") != 0;
+  return supported;
+}
+#endif
+
+void copy_bytes(std::byte* target, const std::byte* source, std::size_t nbytes) {
+#if defined(__x86_64__)
+  if (nbytes >= kStreamFrom && can_stream()) {
+    const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(target) % 64) % 64;
+    const std::size_t body = (nbytes - head) / 256 * 256;
+    std::memcpy(target, source, head);
+    stream_avx2(target + head, source + head, body);
+    std::memcpy(target + head + body, source + head + body, nbytes - head - body);
+    return;
+  }
+#endif
+  std::memcpy(target, source, nbytes);
+}
+
+bool copy_contiguous(const Run& run, const std::atomic<bool>& cancelled) {
+  for (std::size_t at = 0; at < run.row_bytes; at += kSlice) {
+    if (cancelled.load(std::memory_order_relaxed)) return false;
+    copy_bytes(run.target + at, run.source + at, std::min(kSlice, run.row_bytes - at));
+  }
+  return true;
+}
+
+bool copy_rows(const Run& run, const std::atomic<bool>& cancelled) {
+  const std::size_t rows_at_once = std::max<std::size_t>(1, kSlice / run.row_bytes);
+  for (std::size_t row = 0; row < run.rows;) {
+    if (cancelled.load(std::memory_order_relaxed)) return false;
+    const std::size_t end = std::min(run.rows, row + rows_at_once);
+    for (; row < end; ++row) {
+      std::memcpy(run.target + row * run.target_stride,
+                  run.source + row * run.source_stride, run.row_bytes);
+    }
+  }
+  return true;
+}
+
+bool copy_run(const Run& run, const std::atomic<bool>& cancelled) {
+  if (run.rows == 0 || run.row_bytes == 0) return true;
+  const bool large = run.row_bytes >= kStreamFrom;
+  if (run.rows > 1 && !large) return copy_rows(run, cancelled);
+  for (std::size_t row = 0; row < run.rows; ++row) {
+    const Run one{run.source + row * run.source_stride,
+                  run.target + row * run.target_stride,
+                  1,
+                  run.row_bytes,
+                  0,
+                  0};
+    if (!copy_contiguous(one, cancelled)) return false;
+  }
+  return true;
+}
+
+
+// Cuts long contiguous runs so that threads can share them.
+std::vector<Run> shared_out(const std::vector<Run>& runs) {
+  std::vector<Run> pieces;
+  pieces.reserve(runs.size());
+  for (const Run& run : runs) {
+    if (run.rows != 1 || run.row_bytes <= kSlice) {
+      pieces.push_back(run);
+      continue;
+    }
+    for (std::size_t at = 0; at < run.row_bytes; at += kSlice) {
+      pieces.push_back({run.source + at, run.target + at, 1,
+                        std::min(kSlice, run.row_bytes - at), 0, 0});
+    }
+  }
+  return pieces;
+}
+
+bool copy_together(const std::vector<Run>& runs, int threads,
+                   const std::atomic<bool>& cancelled) {
+  const std::vector<Run> pieces = shared_out(runs);
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> whole{true};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < pieces.size(); i = next++) {
+      if (!copy_run(pieces[i], cancelled)) whole = false;
+    }
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  return whole;
+}
+
+}  // namespace
+
+bool copy_runs(const std::vector<Run>& runs, int threads,
+               const std::atomic<bool>& cancelled) {
+  if (threads > 1) return copy_together(runs, threads, cancelled);
+  for (const Run& run : runs) {
+    if (!copy_run(run, cancelled)) return false;
+  }
+  return true;
+}
+
+int useful_threads(std::size_t nbytes) {
+  const auto by_machine = std::max(1U, std::thread::hardware_concurrency() / 8);
+  const auto by_size = std::max<std::size_t>(1, nbytes / kBytesPerThread);
+  return static_cast<int>(std::min<std::size_t>({by_machine, by_size, 8}));
+}
+
+}  // namespace weightsync::shm

@@ -1,0 +1,154 @@
+"""Real processes for tests: start functions, talk with them, kill what is left."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import anyio
+
+# Forked from a server that has imported everything already and has no threads: as
+# separate as spawned processes, and started in milliseconds instead of seconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "weightsync", "weightsync.backend"])
+
+
+class ChildError(Exception):
+    """A child raised; the message is its traceback."""
+
+
+class Control:
+    """A child's end of the line to the test."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def say(self, what: object) -> None:
+        """Tell the test something."""
+        self._line.send(("said", what))
+
+    def hear(self) -> Any:
+        """Wait for the test to say something."""
+        return self._line.recv()
+
+    async def ahear(self) -> Any:
+        """Wait for the test without blocking the event loop."""
+        return await anyio.to_thread.run_sync(self.hear)
+
+
+def _main(line: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    control = Control(line)
+    try:
+        result = function(control, *args)
+        if inspect.iscoroutine(result):
+            result = anyio.run(lambda: result)
+    except BaseException:
+        line.send(("raised", traceback.format_exc()))
+        raise
+    line.send(("returned", result))
+
+
+class Child:
+    """A process that runs one function."""
+
+    def __init__(self, name: str, function: Callable[..., Any], args: Any) -> None:
+        self.name = name
+        self._line, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(
+            target=_main, args=(theirs, function, args), name=name, daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def say(self, what: object) -> None:
+        """Tell the child something."""
+        self._line.send(what)
+
+    def hear(self, timeout: float = 30.0) -> Any:
+        """Return the next thing that the child says; raises what it raised."""
+        kind, what = self._next(timeout)
+        if kind != "said":
+            raise ChildError(f"{self.name} returned {what!r} instead of speaking")
+        return what
+
+    def result(self, timeout: float = 30.0) -> Any:
+        """Return what the child's function returned; raises what it raised."""
+        while True:
+            kind, what = self._next(timeout)
+            if kind == "returned":
+                self._process.join(timeout)
+                return what
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal; SIGKILL by default."""
+        os.kill(self.pid, number)
+
+    def join(self, timeout: float = 30.0) -> int | None:
+        """Wait for the end; return the exit code."""
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        if self._process.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
+        self._process.join(10)
+        self._line.close()
+        self._process.close()
+
+    def _next(self, timeout: float) -> tuple[str, Any]:
+        if not self._line.poll(timeout):
+            raise TimeoutError(f"{self.name} said nothing for {timeout} s")
+        try:
+            kind, what = self._line.recv()
+        except EOFError:
+            self._process.join(5)
+            code = self._process.exitcode
+            raise ChildError(f"{self.name} ended with exit code {code}") from None
+        if kind == "raised":
+            raise ChildError(f"{self.name} raised:\n{what}")
+        return kind, what
+
+
+class Processes:
+    """The children of one test."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def start(
+        self, function: Callable[..., Any], *args: object, name: str | None = None
+    ) -> Child:
+        """Run ``function(control, *args)``, plain or async, in a process of its own."""
+        label = name or f"{function.__name__}-{len(self._children)}"
+        child = Child(label, function, args)
+        self._children.append(child)
+        return child
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for child in self._children:
+            child.end()
+
+
+def free_address() -> str:
+    """Return the address of a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,82 @@
+"""Loads the compiled core and registers its c10d backends.
+
+Importing this module registers ``weightsync-shm`` with ``torch.distributed``::
+
+    import weightsync.backend
+    dist.init_process_group("weightsync-shm", ...)
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from weightsync.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from weightsync import _C
+else:
+    try:
+        from weightsync import _C
+    except ImportError as error:
+        message = (
+            f"weightsync's core cannot be loaded with torch {torch.__version__}; "
+            f"reinstall weightsync with this torch ({error})"
+        )
+        raise UnsupportedError(message) from error
+
+SHM = "weightsync-shm"
+
+describe = _C.describe
+
+
+def _check_torch() -> None:
+    """Refuse a torch of another minor: c10d's classes differ, and calls would go astray."""
+    found = ".".join(torch.__version__.split(".")[:2])
+    if found != _C.TORCH_VERSION:
+        message = (
+            f"weightsync was built for torch {_C.TORCH_VERSION} and cannot run with "
+            f"torch {torch.__version__}; reinstall weightsync with this torch"
+        )
+        raise UnsupportedError(message)
+
+
+def create_shm(
+    store: dist.Store | None,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    timeout: timedelta = timedelta(minutes=30),
+    enable_reconfigure: bool = False,
+) -> _C.ProcessGroupShm:
+    """Create a shared-memory process group without ``init_process_group``.
+
+    With ``enable_reconfigure`` it is formed by ``reconfigure`` and needs no store;
+    otherwise this returns when all ranks have met in the store.
+
+    Raises:
+        PeerError: a rank died or cannot be reached from this PID namespace.
+        TimedOutError: a rank did not come.
+    """
+    meeting = dist.HashStore() if store is None else store
+    return _C.ProcessGroupShm(meeting, rank, size, timeout, enable_reconfigure)
+
+
+def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:  # noqa: ANN401 -- c10d passes untyped objects
+    elastic = options.enable_reconfigure or bool(
+        getattr(backend_options, "enable_reconfigure", False)
+    )
+    return create_shm(
+        options.store,
+        rank=options.group_rank,
+        size=options.group_size,
+        timeout=options.timeout,
+        enable_reconfigure=elastic,
+    )
+
+
+_check_torch()
+dist.Backend.register_backend(SHM, _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,188 @@
+"""The transports for synchronous code: the same, with plain methods."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Generic
+
+from weightsync.errors import ClosedError
+from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.transport import (
+    DEFAULT_TIMEOUT,
+    Core,
+    Lease,
+    SessionT,
+    generator_core,
+    trainer_core,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal, Self
+
+    from weightsync.messages import OnBusy, Require
+    from weightsync.stats import PushReport, Update
+
+
+class _Blocking(Generic[SessionT]):
+    """A context manager over a core; calls block the calling thread only."""
+
+    def __init__(self, core: Core[SessionT], timeout: float) -> None:
+        self._core = core
+        self._timeout = timeout
+
+    def __repr__(self) -> str:
+        """Show who and in which state."""
+        return repr(self._core)
+
+    def __del__(self) -> None:
+        """Warn about a transport that was dropped while open."""
+        core = getattr(self, "_core", None)
+        if core is not None and core.open:
+            warnings.warn(f"unclosed {core!r}", ResourceWarning, source=self)
+
+    def __enter__(self) -> Self:
+        """Open."""
+        runtime, session = self._core.begin()
+        try:
+            runtime.call(session.open)
+        except BaseException:
+            self._core.end()
+            runtime.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the job and end everything that was started. Idempotent."""
+        runtime, session = self._core.end(), self._core.last_session
+        if runtime is None or session is None:
+            return
+        try:
+            runtime.call(session.close)
+        finally:
+            runtime.close()
+
+    @property
+    def address(self) -> str:
+        """The address of the store, with the port that was picked for port 0."""
+        return str(self._core.session.address)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return check_timeout(self._timeout if timeout is None else timeout)
+
+
+class Trainer(_Blocking[TrainerSession]):
+    """``weightsync.Trainer`` with plain methods; see there."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        super().__init__(trainer_core(address, rank, world_size, job, timeout), timeout)
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Names of the replicas that the next push goes to."""
+        return self._core.session.rank.replicas
+
+    def wait_for_replicas(
+        self, count: int, *, timeout: float | None = None
+    ) -> tuple[str, ...]:
+        """Wait until the pool has ``count`` replicas; return the names of all."""
+        session = self._core.session
+        return self._core.runtime.call(
+            session.rank.wait_for_replicas, count, self._seconds(timeout)
+        )
+
+    def push(
+        self,
+        state_dict: Mapping[str, object],
+        *,
+        version: int | None = None,
+        partial: bool = False,
+        on_busy: OnBusy = "wait",
+        require: Require = "any",
+        timeout: float | None = None,
+        ignore: Sequence[str] = (),
+    ) -> PushReport:
+        """Put the weights into every replica; see ``weightsync.Trainer.push``."""
+        session, seconds = self._core.session, self._seconds(timeout)
+
+        async def push() -> PushReport:
+            return await session.rank.push(
+                state_dict,
+                version=version,
+                partial=partial,
+                on_busy=on_busy,
+                require=require,
+                timeout=seconds,
+                ignore=tuple(ignore),
+            )
+
+        return self._core.runtime.call(push)
+
+
+class Generator(_Blocking[GeneratorSession]):
+    """``weightsync.Generator`` with plain methods; see there."""
+
+    def __init__(
+        self,
+        address: str | None,
+        state_dict: Mapping[str, object],
+        *,
+        replica: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mode: Literal["staged", "swap", "inplace"] = "staged",
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        core, self._tensors = generator_core(
+            address, state_dict, replica, rank, world_size, mode, job, timeout
+        )
+        super().__init__(core, timeout)
+
+    @property
+    def replica(self) -> str:
+        """Name of the replica."""
+        return self._core.session.replica
+
+    @property
+    def version(self) -> int | None:
+        """The version that the tensors hold; None before the first."""
+        return self._core.session.rank.epochs.version
+
+    @property
+    def pending(self) -> int | None:
+        """The version that is whole and waits for ``receive``, if any."""
+        return self._core.session.rank.epochs.pending
+
+    def receive(self, *, timeout: float | None = None) -> Update:
+        """Wait for the next whole version and switch it in."""
+        session = self._core.session
+        return self._core.runtime.call(session.rank.receive, self._seconds(timeout))
+
+    def use(self) -> Lease:
+        """Return a read lease: ``with transport.use() as weights``."""
+        return Lease(self._core, self._tensors)
+
+    def __iter__(self) -> Self:
+        """Iterate over the versions to come, until the trainers close."""
+        return self
+
+    def __next__(self) -> Update:
+        """Receive the next version, however long it takes."""
+        session = self._core.session
+        try:
+            return self._core.runtime.call(session.rank.receive, None)
+        except ClosedError:
+            raise StopIteration from None

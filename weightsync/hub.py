@@ -1,0 +1,227 @@
+"""The hub of a replica: its rank 0 speaks with the leader for all of its ranks.
+
+It also decides when a version is whole: when every rank has everything. That decision
+needs no trainer, so a trainer that dies cannot leave the ranks at different versions.
+Nothing here waits: methods take what happened and post what follows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from msgspec.structs import replace
+
+from weightsync.errors import PeerError, PlanError, ProtocolError, WeightSyncError
+from weightsync.messages import (
+    Accepted,
+    Arrived,
+    Commit,
+    Credit,
+    Delivered,
+    Discard,
+    Ended,
+    Expect,
+    Fault,
+    FormLink,
+    FromRank,
+    Layout,
+    Leaving,
+    LinkFailed,
+    LinkReady,
+    Manifests,
+    RankHello,
+    ReplicaHello,
+    ToReplica,
+    Withdraw,
+    Withdrawn,
+)
+
+if TYPE_CHECKING:
+    from weightsync.peer import Peer
+    from weightsync.spec import Manifest
+
+
+class Hub:
+    """Lives in the loop of rank 0 of a replica."""
+
+    def __init__(self, replica: str, mode: str, world_size: int) -> None:
+        self.replica: Final = replica
+        self.world_size: Final = world_size
+        self.complete = anyio.Event()
+        self.ended: Ended | None = None
+        self._mode: Any = mode
+        self._leader: Peer | None = None
+        self._ranks: dict[int, Peer] = {}
+        self._handles: dict[int, str] = {}
+        self._manifests: dict[int, Manifest] = {}
+        self._ready: set[int] = set()
+        self._credits: dict[int, int] = {}
+        self._credited = False
+        self._withdrawing: set[int] = set()
+        self._arrived: set[int] = set()
+        self._committed = 0
+        self._sequence = 0
+
+    # Forming the replica
+
+    def rank_joined(
+        self, hello: RankHello, manifest: Manifest, peer: Peer
+    ) -> None:
+        """Admit a rank; PlanError where it does not belong."""
+        if self.ended is not None:
+            raise PeerError(f"replica {self.replica!r} has ended")
+        mine = (self.replica, self.world_size, self._mode)
+        theirs = (hello.replica, hello.world_size, hello.mode)
+        if mine != theirs or hello.rank >= self.world_size:
+            message = (
+                f"rank {hello.rank} with (replica, world_size, mode) {theirs} does not "
+                f"fit rank 0 with {mine}"
+            )
+            raise PlanError(message)
+        if hello.rank in self._ranks:
+            message = f"replica {self.replica!r} has a rank {hello.rank} already"
+            raise PlanError(message)
+        self._ranks[hello.rank] = peer
+        self._handles[hello.rank] = hello.handle
+        self._manifests[hello.rank] = manifest
+        if self.world_size > 1:
+            peer.post(Accepted())
+        if len(self._ranks) == self.world_size:
+            self.complete.set()
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not joined."""
+        return [rank for rank in range(self.world_size) if rank not in self._ranks]
+
+    @property
+    def hello(self) -> ReplicaHello:
+        """What to say to the leader."""
+        handles = tuple(self._handles[rank] for rank in range(self.world_size))
+        return ReplicaHello(self.replica, self._mode, handles)
+
+    def speak(self, leader: Peer) -> None:
+        """Introduce the replica, which is complete, to the leader."""
+        self._leader = leader
+        leader.post(Manifests(self._all_manifests))
+
+    @property
+    def _all_manifests(self) -> tuple[Manifest, ...]:
+        return tuple(self._manifests[rank] for rank in range(self.world_size))
+
+    # What ranks say
+
+    def on_rank(self, rank: int, message: FromRank) -> None:
+        """Act on what a rank of the replica says."""
+        match message:
+            case LinkReady():
+                self._ready.add(rank)
+                if len(self._ready) == self.world_size:
+                    self._tell_leader(message)
+            case LinkFailed():
+                self._tell_leader(message)
+            case Credit():
+                self._credits[rank] = message.slot
+                self._give_credit()
+            case Withdraw():
+                self._withdraw(rank)
+            case Arrived():
+                self._on_arrived(rank, message)
+            case Leaving():
+                self.rank_lost(rank, PeerError("it left"), clean=True)
+            case _:
+                raise ProtocolError(f"rank {rank} sent {type(message).__name__}")
+
+    def rank_lost(self, rank: int, error: WeightSyncError, *, clean: bool) -> None:
+        """A replica that lacks a rank is no replica: it leaves the pool."""
+        if self.ended is not None:
+            return
+        if clean:
+            self._tell_leader(Leaving())
+        what = "left" if clean else f"failed: {error}"
+        reason = PeerError(f"rank {rank} of replica {self.replica!r} {what}")
+        if not clean:
+            self._tell_leader(LinkFailed(0, Fault.of(reason)))
+        self.end(Ended(Fault.of(reason)))
+
+    def end(self, message: Ended) -> None:
+        """There will be no more versions: tell all ranks."""
+        if self.ended is not None:
+            return
+        self.ended = message
+        self.complete.set()
+        for peer in self._ranks.values():
+            peer.post(message)
+            peer.finish()
+        if self._leader is not None:
+            self._leader.finish()
+
+    def _give_credit(self) -> None:
+        if self._credited or len(self._credits) < self.world_size:
+            return
+        slots = set(self._credits.values())
+        if len(slots) != 1:
+            raise ProtocolError(f"ranks offer different slots: {self._credits}")
+        self._credited = True
+        self._tell_leader(Credit(slots.pop()))
+
+    def _withdraw(self, rank: int) -> None:
+        if self._credited:
+            self._withdrawing.add(rank)
+            self._tell_leader(Withdraw())
+        elif self._credits.pop(rank, None) is not None:
+            self._ranks[rank].post(Withdrawn())
+
+    def _on_arrived(self, rank: int, message: Arrived) -> None:
+        if message.sequence != self._sequence:
+            return
+        self._arrived.add(rank)
+        if len(self._arrived) == self.world_size:
+            self._committed = message.sequence
+            self._tell_ranks(Commit(message.sequence))
+            self._tell_leader(Delivered(message.sequence))
+
+    # What the leader says
+
+    def on_leader(self, message: ToReplica) -> None:
+        """Act on what the leader says; most of it is for every rank."""
+        match message:
+            case FormLink():
+                self._tell_ranks(replace(message, manifests=self._all_manifests))
+            case Layout() | Accepted():
+                self._tell_ranks(message)
+            case Expect():
+                self._sequence = message.sequence
+                self._credits.clear()
+                self._arrived.clear()
+                self._withdrawing.clear()
+                self._credited = False
+                self._tell_ranks(message)
+            case Discard():
+                # A version that is whole stays, however late the leader gave it up.
+                if message.sequence > self._committed:
+                    self._sequence = 0
+                    self._tell_ranks(message)
+            case Withdrawn():
+                self._on_withdrawn()
+            case Ended():
+                self.end(message)
+            case _:
+                raise ProtocolError(f"the leader sent {type(message).__name__}")
+
+    def _on_withdrawn(self) -> None:
+        self._credited = False
+        for rank in self._withdrawing:
+            self._credits.pop(rank, None)
+            self._ranks[rank].post(Withdrawn())
+        self._withdrawing.clear()
+        self._give_credit()
+
+    def _tell_ranks(self, message: object) -> None:
+        for peer in self._ranks.values():
+            peer.post(message)
+
+    def _tell_leader(self, message: object) -> None:
+        if self._leader is not None:
+            self._leader.post(message)

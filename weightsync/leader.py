@@ -1,0 +1,211 @@
+"""The leader: what trainer rank 0 does for everybody, over the control channels.
+
+It accepts trainer ranks and replicas, hands what they say to ``Members`` and ``Pushes``,
+and notices when one is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_never
+
+import anyio
+import msgspec
+
+from weightsync.errors import ClosedError, ProtocolError, WeightSyncError
+from weightsync.messages import (
+    Credit,
+    Delivered,
+    Ended,
+    Fault,
+    FromReplica,
+    FromTrainer,
+    Leaving,
+    LinkFailed,
+    LinkOffered,
+    LinkReady,
+    Manifests,
+    PushCancel,
+    PushRequest,
+    PutEnded,
+    ReplicaHello,
+    TrainerHello,
+    Verified,
+    Withdraw,
+    Withdrawn,
+)
+from weightsync.peer import FLUSH_SECONDS, MessageStream, Peer
+from weightsync.pool import Members, Replica
+from weightsync.push import Pushes
+from weightsync.spec import validate_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightsync.runtime import Tasks
+
+MANIFEST_SECONDS = 30.0
+"""How long a replica may take to send its manifests after its hello."""
+
+Hello = TrainerHello | ReplicaHello
+Incoming = FromTrainer | FromReplica
+
+_hellos: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
+
+
+class Leader:
+    """Lives in the loop of trainer rank 0. ``tasks`` must outlive it."""
+
+    def __init__(self, world_size: int, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._peers: set[Peer] = set()
+        self.members = Members(world_size, self._after)
+        self.pushes = Pushes(self.members, self._after)
+
+    async def attend(self, hello: bytes, stream: MessageStream) -> None:
+        """Converse with whoever has connected, until the end."""
+        try:
+            body = _hellos.decode(hello)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
+        if isinstance(body, TrainerHello):
+            stream.peer = f"trainer rank {body.rank}"
+            await self._attend_trainer(body, stream)
+        else:
+            stream.peer = f"replica {body.replica!r}"
+            await self._attend_replica(body, stream)
+
+    async def attend_quietly(self, hello: bytes, stream: MessageStream) -> None:
+        """``attend`` for a party of this process, whose end is told by its stream."""
+        try:
+            await self.attend(hello, stream)
+        except WeightSyncError:
+            await stream.aclose()
+
+    async def close(self) -> None:
+        """Tell everybody that this was the end, and see it sent."""
+        self.members.fail(ClosedError("the trainer closed"), clean=True)
+        for peer in self.members.trainers.values():
+            peer.post(Ended())
+            peer.finish()
+        with anyio.move_on_after(FLUSH_SECONDS):
+            while self._peers:
+                await anyio.sleep(0.005)
+
+    # Trainer ranks
+
+    async def _attend_trainer(self, hello: TrainerHello, stream: MessageStream) -> None:
+        peer = Peer(stream)
+        try:
+            self.members.trainer_joined(hello.rank, hello.world_size, peer)
+        except WeightSyncError as error:
+            await stream.send(Ended(Fault.of(error)))
+            raise
+        left = False
+
+        def handle(message: Any) -> None:
+            nonlocal left
+            left = left or isinstance(message, Leaving)
+            self._on_trainer(hello.rank, message)
+
+        end = await self._converse(peer, handle)
+        self.members.trainer_lost(hello.rank, end, clean=left)
+
+    def _on_trainer(self, rank: int, message: FromTrainer) -> None:
+        match message:
+            case PushRequest():
+                self.pushes.request(rank, message)
+            case PushCancel():
+                self.pushes.cancel(rank, message.push)
+            case Verified():
+                self.pushes.verified(rank, message)
+            case PutEnded():
+                self.pushes.put_ended(rank, message)
+            case LinkOffered():
+                self.members.offered(rank, message.link, message.handle)
+            case LinkReady():
+                self.members.linked(rank, message.link)
+            case LinkFailed():
+                self._link_failed(rank, message)
+            case Leaving():
+                self.members.trainers[rank].finish()
+            case _:
+                raise ProtocolError(f"trainer rank {rank} sent {type(message).__name__}")
+
+    # Replicas
+
+    async def _attend_replica(self, hello: ReplicaHello, stream: MessageStream) -> None:
+        peer = Peer(stream)
+        try:
+            manifests = await self._manifests(hello, stream)
+            replica = self.members.replica_joined(hello, manifests, peer)
+        except WeightSyncError as error:
+            await stream.send(Ended(Fault.of(error)))
+            raise
+        left = False
+
+        def handle(message: Any) -> None:
+            nonlocal left
+            left = left or isinstance(message, Leaving)
+            self._on_replica(replica, message)
+
+        end = await self._converse(peer, handle)
+        reason = "it left" if left else str(end)
+        self.members.drop(replica, reason, clean=left)
+
+    async def _manifests(self, hello: ReplicaHello, stream: MessageStream) -> Any:
+        with anyio.fail_after(MANIFEST_SECONDS):
+            message = await stream.receive()
+        if not isinstance(message, Manifests):
+            raise ProtocolError(f"{stream.peer} sent no manifests")
+        if len(message.manifests) != len(hello.handles):
+            raise ProtocolError(f"{stream.peer} sent another number of manifests")
+        for manifest in message.manifests:
+            validate_manifest(manifest)
+        return message.manifests
+
+    def _on_replica(self, replica: Replica, message: FromReplica) -> None:
+        match message:
+            case LinkReady():
+                self.members.linked(None, message.link)
+            case LinkFailed():
+                self.members.drop(replica, message.fault.message)
+            case Credit():
+                self.members.credited(replica, message.slot)
+            case Withdraw():
+                if replica.credit is not None:
+                    replica.credit = None
+                    replica.peer.post(Withdrawn())
+            case Delivered():
+                self.pushes.delivered(replica, message.sequence)
+            case Leaving():
+                self.members.drop(replica, "it left", clean=True)
+            case Manifests():
+                raise ProtocolError(f"{replica.peer.name} sent its manifests again")
+            case _:
+                assert_never(message)
+
+    def _link_failed(self, rank: int, message: LinkFailed) -> None:
+        replica = self.members.replicas.get(message.link)
+        if replica is not None:
+            reason = f"trainer rank {rank}: {message.fault.message}"
+            self.members.drop(replica, reason)
+
+    async def _converse(
+        self, peer: Peer, handle: Callable[[Any], None]
+    ) -> WeightSyncError:
+        self._peers.add(peer)
+        try:
+            return await peer.run(handle)
+        finally:
+            self._peers.discard(peer)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> anyio.CancelScope:
+        scope = anyio.CancelScope()
+
+        async def wait() -> None:
+            with scope:
+                await anyio.sleep(seconds)
+                act()
+
+        self._tasks.start_soon(wait)
+        return scope

@@ -1,0 +1,343 @@
+"""The control messages, each direction a union of typed structs. docs/protocol.md."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated, Final, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from weightsync.errors import RemoteFault, WeightSyncError
+from weightsync.spec import Manifest
+from weightsync.stats import PushReport
+
+MAX_RANKS: Final = 4096
+"""Limit of trainer ranks and of ranks of one replica; also in csrc/shm/control.h."""
+
+REMEMBERED: Final = 16
+"""So many layouts are remembered by both ends of a channel; see ``Remembered``."""
+
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Size = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+OnBusy = Literal["wait", "skip"]
+Require = Literal["any", "all"]
+Slots = Literal["staged", "swap", "inplace"]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of everything that is sent: immutable, tagged with its class name."""
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error on its way: class name and message."""
+
+    kind: Text
+    message: Text
+
+    @classmethod
+    def of(cls, error: BaseException) -> Fault:
+        """Take an error apart."""
+        kind, message = RemoteFault.encode(error)
+        return cls(kind, message[: 1 << 16])
+
+    def error(self, prefix: str = "") -> WeightSyncError:
+        """Put it together again."""
+        return RemoteFault.decode(self.kind, prefix + self.message)
+
+
+# Hello bodies
+
+
+class TrainerHello(_Message, frozen=True):
+    """A trainer rank to the leader."""
+
+    rank: Rank
+    world_size: Size
+
+
+class ReplicaHello(_Message, frozen=True):
+    """A replica, by its rank 0, to the leader. Manifests and handles by rank."""
+
+    replica: Name
+    mode: Slots
+    handles: tuple[Text, ...]
+
+
+class RankHello(_Message, frozen=True):
+    """A rank of a replica to its rank 0."""
+
+    replica: Name
+    rank: Rank
+    world_size: Size
+    mode: Slots
+    handle: Text
+
+
+# Links
+
+
+class Manifests(_Message, frozen=True):
+    """The manifests of a replica, by rank; follows its hello."""
+
+    manifests: tuple[Manifest, ...]
+
+
+class Accepted(_Message, frozen=True):
+    """The hello was accepted."""
+
+
+class Ended(_Message, frozen=True):
+    """There will be nothing more from here: a clean end where there is no fault."""
+
+    fault: Fault | None = None
+
+
+class OfferLink(_Message, frozen=True):
+    """Leader to trainer ranks: prepare a process group for this replica."""
+
+    link: Count
+    replica: Name
+
+
+class LinkOffered(_Message, frozen=True):
+    """The handle of the process group that was prepared."""
+
+    link: Count
+    handle: Text
+
+
+class FormLink(_Message, frozen=True):
+    """Form the link: trainer ranks first, then the ranks of the replica."""
+
+    link: Count
+    uuid: Count
+    handles: tuple[Text, ...]
+    trainers: Size
+    seconds: float
+    manifests: tuple[Manifest, ...] = ()
+    mode: Slots = "staged"
+
+
+class LinkReady(_Message, frozen=True):
+    """This side of the link is formed."""
+
+    link: Count
+
+
+class LinkFailed(_Message, frozen=True):
+    """This side of the link cannot be formed, or broke."""
+
+    link: Count
+    fault: Fault
+
+
+class DropLink(_Message, frozen=True):
+    """Leader to trainer ranks: tear this side of the link down."""
+
+    link: Count
+    reason: Text
+
+
+class Pool(_Message, frozen=True):
+    """Leader to trainer ranks: the replicas that the next push goes to."""
+
+    replicas: tuple[Name, ...]
+
+
+# Pushes
+
+
+class Layout(_Message, frozen=True):
+    """The manifests of all trainer ranks for a push, sent once for each layout."""
+
+    digest: Digest
+    manifests: tuple[Manifest, ...]
+
+
+class PushRequest(_Message, frozen=True):
+    """A trainer rank has called ``push`` for the ``push``-th time."""
+
+    push: Count
+    version: int | None
+    partial: bool
+    on_busy: OnBusy
+    require: Require
+    timeout: float
+    digest: Digest
+    manifest: Manifest | None
+    fault: Fault | None = None
+
+
+class PushCancel(_Message, frozen=True):
+    """A trainer rank was cancelled in its ``push``-th push."""
+
+    push: Count
+
+
+class Verify(_Message, frozen=True):
+    """Leader to trainer ranks: compare the values of these pairs of names."""
+
+    push: Count
+    pairs: tuple[tuple[Text, Text], ...]
+
+
+class Verified(_Message, frozen=True):
+    """The pairs found equal, by index; or what was found instead."""
+
+    push: Count
+    equal: tuple[int, ...]
+    fault: Fault | None = None
+
+
+class Put(_Message, frozen=True):
+    """Leader to trainer ranks: put this version into a slot of a replica."""
+
+    push: Count
+    link: Count
+    sequence: Count
+    slot: Annotated[int, Meta(ge=0, le=1)]
+    version: int
+    layout: Digest
+    plan: Digest
+
+
+class PutEnded(_Message, frozen=True):
+    """A trainer rank puts no more; ``signals`` it sent to each rank of the replica."""
+
+    link: Count
+    sequence: Count
+    signals: tuple[Count, ...]
+    fault: Fault | None = None
+
+
+class Stop(_Message, frozen=True):
+    """Leader to trainer ranks: stop putting and say how far you came."""
+
+    link: Count
+    sequence: Count
+
+
+class PushEnded(_Message, frozen=True):
+    """Leader to trainer ranks: the outcome of a push."""
+
+    push: Count
+    report: PushReport | None
+    fault: Fault | None = None
+
+
+# Replicas
+
+
+class Credit(_Message, frozen=True):
+    """This slot may be put into, once."""
+
+    slot: Annotated[int, Meta(ge=0, le=1)]
+
+
+class Withdraw(_Message, frozen=True):
+    """The credit given last is taken back, if it was not used."""
+
+
+class Withdrawn(_Message, frozen=True):
+    """It was not used."""
+
+
+class Expect(_Message, frozen=True):
+    """Leader to a replica: the credit is used for this version."""
+
+    sequence: Count
+    version: int
+    layout: Digest
+    plan: Digest
+
+
+class Arrived(_Message, frozen=True):
+    """A rank of a replica has everything of a version."""
+
+    sequence: Count
+
+
+class Commit(_Message, frozen=True):
+    """Every rank of the replica has everything: the version is whole."""
+
+    sequence: Count
+
+
+class Delivered(_Message, frozen=True):
+    """A replica to the leader: the version is whole."""
+
+    sequence: Count
+
+
+class Discard(_Message, frozen=True):
+    """Leader to a replica: take these signals and forget the version.
+
+    ``signals[g][t]`` were sent by trainer rank t to rank g.
+    """
+
+    sequence: Count
+    signals: tuple[tuple[Count, ...], ...]
+
+
+class Leaving(_Message, frozen=True):
+    """The sender leaves; nothing is wrong."""
+
+
+FromTrainer = (
+    PushRequest
+    | PushCancel
+    | Verified
+    | PutEnded
+    | LinkOffered
+    | LinkReady
+    | LinkFailed
+    | Leaving
+)
+ToTrainer = (
+    Accepted
+    | Ended
+    | OfferLink
+    | FormLink
+    | DropLink
+    | Pool
+    | Layout
+    | Verify
+    | Put
+    | Stop
+    | PushEnded
+)
+FromReplica = (
+    Manifests | LinkReady | LinkFailed | Credit | Withdraw | Delivered | Leaving
+)
+ToReplica = Accepted | Ended | FormLink | Layout | Expect | Discard | Withdrawn
+FromRank = Manifests | LinkReady | LinkFailed | Credit | Withdraw | Arrived | Leaving
+ToRank = Accepted | Ended | FormLink | Layout | Expect | Discard | Withdrawn | Commit
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class Remembered(OrderedDict[KeyT, ValueT], Generic[KeyT, ValueT]):
+    """The values used last. Two ends that use the same keys in the same order agree.
+
+    So a sender knows what its peer still has, and sends nothing twice.
+    """
+
+    def use(self, key: KeyT) -> bool:
+        """Whether it is remembered; then it becomes the one used last."""
+        if key not in self:
+            return False
+        self.move_to_end(key)
+        return True
+
+    def put(self, key: KeyT, value: ValueT) -> None:
+        """Remember a value as the one used last; forget the oldest."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > REMEMBERED:
+            self.popitem(last=False)

@@ -1,0 +1,164 @@
+"""Peer: a channel with a queue in front, so that deciding never waits for a network.
+
+State machines call ``post`` and go on; a task writes. What arrives is handed over one
+message at a time, so a handler that does not await changes its state atomically.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+
+from weightsync.errors import ClosedError, PeerError, WeightSyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+MAX_QUEUED: Final = 10_000
+"""A peer that has not read so many messages is stuck; messages are small."""
+
+FLUSH_SECONDS: Final = 2.0
+"""How long ``finish`` waits for a peer to take what was posted before it closes."""
+
+
+class MessageStream(Protocol):
+    """What a peer is reached through: a ``Channel``, or one end of ``local_pair``."""
+
+    peer: str
+
+    async def send(self, message: object) -> None:
+        """Send one message."""
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+
+
+class Peer:
+    """One other process, as the loop of a transport sees it."""
+
+    def __init__(self, stream: MessageStream) -> None:
+        self._stream = stream
+        self._send, self._queue = anyio.create_memory_object_stream[Any](math.inf)
+        self._scope: anyio.CancelScope | None = None
+        self._finishing = False
+        self.lost: WeightSyncError | None = None
+
+    def __repr__(self) -> str:
+        """Show whom."""
+        return f"<Peer {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self._stream.peer
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._stream.peer = name
+
+    def post(self, message: object) -> None:
+        """Queue a message. Nothing happens to one for a peer that is lost."""
+        if self.lost is not None or self._finishing:
+            return
+        if self._send.statistics().current_buffer_used >= MAX_QUEUED:
+            self.drop(PeerError(f"{self.name} does not read its messages"))
+            return
+        self._send.send_nowait(message)
+
+    def drop(self, error: WeightSyncError) -> None:
+        """End the conversation now, for this reason."""
+        if self.lost is None:
+            self.lost = error
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def finish(self) -> None:
+        """End the conversation when what was posted is sent."""
+        self._finishing = True
+        self._send.close()
+
+    async def run(self, handle: Callable[[Any], None]) -> WeightSyncError:
+        """Converse until the end; return why it ended.
+
+        ``handle`` gets each message. It must not wait. A WeightSyncError that it raises
+        ends the conversation with this peer.
+        """
+        async with anyio.create_task_group() as tasks:
+            self._scope = tasks.cancel_scope
+            if self.lost is not None:
+                tasks.cancel_scope.cancel()
+            tasks.start_soon(self._write)
+            tasks.start_soon(self._read, handle)
+        with anyio.CancelScope(shield=True):
+            await self._stream.aclose()
+        self._send.close()
+        self._queue.close()
+        if self.lost is None:
+            self.lost = ClosedError(f"the channel to {self.name} was closed")
+        return self.lost
+
+    async def _write(self) -> None:
+        try:
+            async for message in self._queue:
+                await self._stream.send(message)
+        except WeightSyncError:
+            # The reader will find the end, after what the peer said last.
+            return
+        self.drop(ClosedError(f"the channel to {self.name} was closed"))
+
+    async def _read(self, handle: Callable[[Any], None]) -> None:
+        try:
+            while True:
+                handle(await self._stream.receive())
+        except WeightSyncError as error:
+            self.drop(error)
+
+
+class _LocalStream:
+    """One end of a pair within this process."""
+
+    def __init__(
+        self,
+        peer: str,
+        send: MemoryObjectSendStream[Any],
+        receive: MemoryObjectReceiveStream[Any],
+    ) -> None:
+        self.peer = peer
+        self._send = send
+        self._receive = receive
+
+    async def send(self, message: object) -> None:
+        """Hand the message over as it is; messages are immutable."""
+        try:
+            await self._send.send(message)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise PeerError(f"{self.peer} is gone") from error
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        try:
+            return await self._receive.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError) as error:
+            raise PeerError(f"{self.peer} is gone") from error
+
+    async def aclose(self) -> None:
+        """Close both directions."""
+        self._send.close()
+        self._receive.close()
+
+
+def local_pair(first: str, second: str) -> tuple[MessageStream, MessageStream]:
+    """Connect two parties of one process; each end is named after the other party."""
+    to_second, from_first = anyio.create_memory_object_stream[Any](math.inf)
+    to_first, from_second = anyio.create_memory_object_stream[Any](math.inf)
+    return (
+        _LocalStream(second, to_second, from_second),
+        _LocalStream(first, to_first, from_first),
+    )

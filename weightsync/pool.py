@@ -1,0 +1,257 @@
+"""The pool, as the leader sees it: trainer ranks, replicas, and the links between.
+
+The leader is trainer rank 0. A replica that joins is linked to all trainer ranks before
+the next push goes to it; one that fails is dropped and concerns no other. Nothing here
+waits: methods take what happened and post what follows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from weightsync.errors import PeerError, PlanError, WeightSyncError
+from weightsync.messages import (
+    Accepted,
+    DropLink,
+    Ended,
+    Fault,
+    FormLink,
+    Layout,
+    OfferLink,
+    Pool,
+    Remembered,
+    ReplicaHello,
+)
+
+if TYPE_CHECKING:
+    from anyio import CancelScope
+
+    from weightsync.peer import Peer
+    from weightsync.plan import Plan
+    from weightsync.spec import Manifest
+
+After = Callable[[float, Callable[[], None]], "CancelScope"]
+"""Calls back after some seconds, unless the scope that it returns is cancelled."""
+
+FORM_SECONDS: Final = 300.0
+"""Limit for forming a link: mapping a large window takes about 0.4 s a GiB."""
+
+
+class Replica:
+    """One replica in the pool. Its link is ``active`` once every rank has formed it."""
+
+    def __init__(
+        self,
+        link: int,
+        hello: ReplicaHello,
+        manifests: tuple[Manifest, ...],
+        peer: Peer,
+    ) -> None:
+        self.link: Final = link
+        self.name: Final = hello.replica
+        self.mode: Final = hello.mode
+        self.handles: Final = hello.handles
+        self.manifests: Final = manifests
+        self.peer: Final = peer
+        self.offers: dict[int, str] = {}
+        self.ready: set[int | None] = set()
+        self.active = False
+        self.gone = False
+        self.credit: int | None = None
+        self.sequence = 0
+        self.sent = 0
+        self.plans: Remembered[tuple[bytes, bool], tuple[Plan, int]] = Remembered()
+        self.layouts: Remembered[bytes, None] = Remembered()
+        self.timer: CancelScope | None = None
+
+    def cancel_timer(self) -> None:
+        """The link is formed, or never will be."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def __repr__(self) -> str:
+        """Show what decides."""
+        state = "gone" if self.gone else "active" if self.active else "joining"
+        return f"<Replica {self.name!r} {state}, credit {self.credit}>"
+
+
+class Watcher:
+    """Who wants to know what happens in the pool: the pushes under way."""
+
+    def credited(self, replica: Replica) -> None:
+        """A replica can take a version."""
+
+    def dropped(self, replica: Replica, reason: str, *, clean: bool) -> None:
+        """A replica is out of the pool."""
+
+    def failed(self, error: WeightSyncError) -> None:
+        """The trainers are broken: no push can succeed any more."""
+
+
+class Members:
+    """Trainer ranks and replicas, and what each has been told."""
+
+    def __init__(self, world_size: int, after: After) -> None:
+        self.world_size: Final = world_size
+        self.trainers: dict[int, Peer] = {}
+        self.replicas: dict[int, Replica] = {}
+        self.error: WeightSyncError | None = None
+        self.watcher = Watcher()
+        self._after = after
+        self._links = 0
+        self._known: dict[int, Remembered[bytes, None]] = {}
+
+    # Trainer ranks
+
+    def trainer_joined(self, rank: int, world_size: int, peer: Peer) -> None:
+        """Admit a trainer rank, or raise PlanError for a wrong rank or world size."""
+        if world_size != self.world_size or rank >= self.world_size:
+            message = (
+                f"trainer rank {rank} of {world_size} does not fit: rank 0 was started "
+                f"with world_size={self.world_size}"
+            )
+            raise PlanError(message)
+        if rank in self.trainers:
+            raise PlanError(f"there is a trainer rank {rank} already")
+        self._check()
+        self.trainers[rank] = peer
+        self._known[rank] = Remembered()
+        peer.post(Accepted())
+        peer.post(self._pool())
+        for replica in self.replicas.values():
+            peer.post(OfferLink(replica.link, replica.name))
+
+    def trainer_lost(self, rank: int, error: WeightSyncError, *, clean: bool) -> None:
+        """Without one trainer rank no version can be whole again: end everything."""
+        self.trainers.pop(rank, None)
+        what = "left" if clean else f"failed: {error}"
+        self.fail(PeerError(f"trainer rank {rank} {what}"), clean=clean)
+
+    def fail(self, error: WeightSyncError, *, clean: bool = False) -> None:
+        """End the pool for this reason; replicas keep the version they have."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.watcher.failed(error)
+        fault = None if clean else Fault.of(error)
+        for replica in list(self.replicas.values()):
+            self._remove(replica)
+            replica.peer.post(Ended(fault))
+            replica.peer.finish()
+
+    # Replicas
+
+    def replica_joined(
+        self, hello: ReplicaHello, manifests: tuple[Manifest, ...], peer: Peer
+    ) -> Replica:
+        """Take a replica in and begin to form its link; PlanError where it does not fit."""
+        self._check()
+        if any(replica.name == hello.replica for replica in self.replicas.values()):
+            raise PlanError(f"there is a replica {hello.replica!r} in the pool already")
+        self._links += 1
+        replica = Replica(self._links, hello, manifests, peer)
+        self.replicas[replica.link] = replica
+        peer.post(Accepted())
+        for trainer in self.trainers.values():
+            trainer.post(OfferLink(replica.link, replica.name))
+        return replica
+
+    def offered(self, rank: int, link: int, handle: str) -> None:
+        """A trainer rank has prepared its end; form the link when all have."""
+        replica = self.replicas.get(link)
+        if replica is None:
+            return
+        replica.offers[rank] = handle
+        if len(replica.offers) == self.world_size:
+            self._form(replica)
+
+    def linked(self, rank: int | None, link: int) -> None:
+        """A trainer rank, or all ranks of the replica (None), formed the link."""
+        replica = self.replicas.get(link)
+        if replica is None:
+            return
+        replica.ready.add(rank)
+        if len(replica.ready) == self.world_size + 1:
+            replica.active = True
+            replica.cancel_timer()
+            self._tell_pool()
+
+    def credited(self, replica: Replica, slot: int) -> None:
+        """A replica opened a slot."""
+        replica.credit = slot
+        self.watcher.credited(replica)
+
+    def drop(self, replica: Replica, reason: str, *, clean: bool = False) -> None:
+        """Take a replica out of the pool and tear its link down, everywhere."""
+        if replica.gone:
+            return
+        self._remove(replica)
+        message = f"replica {replica.name!r} was removed from the pool: {reason}"
+        replica.peer.post(Ended(None if clean else Fault.of(PeerError(message))))
+        replica.peer.finish()
+        self.watcher.dropped(replica, reason, clean=clean)
+        self._tell_pool()
+
+    @property
+    def active(self) -> list[Replica]:
+        """The replicas that a push goes to, in the order in which they joined."""
+        return [replica for replica in self.replicas.values() if replica.active]
+
+    # Layouts
+
+    def tell_layout(self, replica: Replica, layout: Layout) -> None:
+        """Make sure that the replica and all trainer ranks know a layout."""
+        if not replica.layouts.use(layout.digest):
+            replica.layouts.put(layout.digest, None)
+            replica.peer.post(layout)
+        for rank, peer in self.trainers.items():
+            if not self._known[rank].use(layout.digest):
+                self._known[rank].put(layout.digest, None)
+                peer.post(layout)
+
+    def tell_trainers(self, message: object) -> None:
+        """Post to every trainer rank."""
+        for peer in self.trainers.values():
+            peer.post(message)
+
+    def _form(self, replica: Replica) -> None:
+        handles = [replica.offers[rank] for rank in range(self.world_size)]
+        form = FormLink(
+            link=replica.link,
+            uuid=secrets.randbits(62),
+            handles=(*handles, *replica.handles),
+            trainers=self.world_size,
+            seconds=FORM_SECONDS,
+        )
+        replica.peer.post(form)
+        self.tell_trainers(
+            replace(form, manifests=replica.manifests, mode=replica.mode)
+        )
+
+        def expire() -> None:
+            if not replica.active:
+                self.drop(replica, f"its link was not formed in {FORM_SECONDS:.0f} s")
+
+        replica.timer = self._after(FORM_SECONDS, expire)
+
+    def _remove(self, replica: Replica) -> None:
+        replica.gone, replica.active, replica.credit = True, False, None
+        replica.cancel_timer()
+        self.replicas.pop(replica.link, None)
+        self.tell_trainers(DropLink(replica.link, "the replica left the pool"))
+
+    def _pool(self) -> Pool:
+        return Pool(tuple([replica.name for replica in self.active]))
+
+    def _tell_pool(self) -> None:
+        self.tell_trainers(self._pool())
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+

@@ -1,0 +1,213 @@
+"""An event loop in a thread of its own, where a transport lives.
+
+A transport must answer its peers while the caller's loop is blocked by a training step,
+and must survive that loop: successive ``asyncio.run`` calls, other threads, trio. So it
+runs in its own loop, and a call from outside is handed over and awaited through an
+eventfd, which every event loop can wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from weightsync.errors import ClosedError, WeightSyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+
+_logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class _Call:
+    """One call handed over to the loop, and the way to its outcome."""
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]):
+        self.outcome: Future[Any] = Future()
+        self._function = function
+        self._args = args
+        self._scope = anyio.CancelScope()
+
+    async def run(self) -> None:
+        """Run in the loop; the outcome is set when everything is cleaned up."""
+        try:
+            with self._scope:
+                result = await self._function(*self._args)
+        except Exception as error:
+            self.outcome.set_exception(error)
+        except BaseException:
+            self._give_up()
+            raise
+        else:
+            if self._scope.cancelled_caught:
+                self._give_up()
+            else:
+                self.outcome.set_result(result)
+
+    def cancel(self) -> None:
+        """Cancel the call; in the loop."""
+        self._scope.cancel()
+
+    def _give_up(self) -> None:
+        self.outcome.set_exception(ClosedError("the call was cancelled"))
+
+
+class Tasks:
+    """Starts tasks in a loop; one that fails unexpectedly is reported, not swallowed."""
+
+    def __init__(self, group: TaskGroup) -> None:
+        self._group = group
+        self.on_crash: Callable[[WeightSyncError], None] | None = None
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
+        """Run a coroutine function soon."""
+        self._group.start_soon(self._run, function, args)
+
+    async def _run(
+        self, function: Callable[..., Awaitable[Any]], args: tuple[object, ...]
+    ) -> None:
+        try:
+            await function(*args)
+        except Exception as error:
+            _logger.exception("a task of weightsync failed")
+            if self.on_crash is not None:
+                message = f"internal failure: {type(error).__name__}: {error}"
+                self.on_crash(WeightSyncError(message))
+
+
+class Runtime:
+    """The thread and its loop. ``close`` ends both; idempotent."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._name = name
+        self._closing = False
+        self.tasks: Tasks
+        started: Future[BlockingPortal] = Future()
+        # A daemon, so that a transport that was never closed cannot hold up the exit.
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name=name, daemon=True
+        )
+        self._thread.start()
+        self._portal = started.result()
+
+    def __repr__(self) -> str:
+        """Show the name and the state."""
+        return f"<Runtime {self._name}, {'closed' if self._closing else 'running'}>"
+
+    def _run(self, started: Future[BlockingPortal]) -> None:
+        async def main() -> None:
+            async with anyio.create_task_group() as group, BlockingPortal() as portal:
+                self.tasks = Tasks(group)
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
+                group.cancel_scope.cancel()
+
+        anyio.run(main)
+
+    def check(self) -> None:
+        """Raise ClosedError after ``close`` and in a forked child."""
+        if os.getpid() != self._pid:
+            message = (
+                f"{self._name} belongs to process {self._pid} and cannot be used in "
+                f"its forked child {os.getpid()}"
+            )
+            raise ClosedError(message)
+        if self._closing:
+            raise ClosedError(f"{self._name} is closed")
+
+    def post(self, function: Callable[..., Any], *args: object) -> None:
+        """Run a function in the loop soon; from any thread. Does nothing once closed."""
+        try:
+            self.check()
+            self._portal.start_task_soon(function, *args)
+        except (RuntimeError, ClosedError):
+            return
+
+    def call(
+        self, function: Callable[..., Awaitable[ResultT]], *args: object
+    ) -> ResultT:
+        """Run a coroutine function in the loop and block until it is finished."""
+        call = self._start(function, args)
+        try:
+            result: ResultT = call.outcome.result()
+        except KeyboardInterrupt:
+            self.post(call.cancel)
+            raise
+        return result
+
+    async def acall(
+        self, function: Callable[..., Awaitable[ResultT]], *args: object
+    ) -> ResultT:
+        """Run a coroutine function in the loop and await it, from any other loop.
+
+        A cancellation is passed on, and this returns when the other side has cleaned up.
+        """
+        call = self._start(function, args)
+        ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            call.outcome.add_done_callback(lambda _: os.eventfd_write(ready, 1))
+            try:
+                await anyio.wait_readable(ready)
+            except anyio.get_cancelled_exc_class():
+                self.post(call.cancel)
+                with anyio.CancelScope(shield=True):
+                    await anyio.wait_readable(ready)
+                call.outcome.exception()
+                raise
+        finally:
+            os.close(ready)
+        result: ResultT = call.outcome.result()
+        return result
+
+    def close(self) -> None:
+        """End the loop, cancel what runs in it, and wait for the thread."""
+        if self._closing or os.getpid() != self._pid:
+            return
+        self._closing = True
+        self._portal.start_task_soon(self._portal.stop, True)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _start(
+        self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
+    ) -> _Call:
+        self.check()
+        call = _Call(function, args)
+        self._portal.start_task_soon(call.run)
+        return call
+
+
+async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
+    """Run a blocking function in a thread of its own; await it from any loop.
+
+    The thread is a daemon and ends with the function. A cancellation waits for it, so
+    the function must be bounded, or be ended by other means (an abort).
+    """
+    outcome: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        outcome.add_done_callback(lambda _: os.eventfd_write(ready, 1))
+        threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_readable(ready)
+    finally:
+        os.close(ready)
+    return outcome.result()

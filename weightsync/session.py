@@ -1,0 +1,374 @@
+"""What a transport opens and closes in its runtime: store, listeners, channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+
+from weightsync.channel import Channel, Endpoint, Listener, connect
+from weightsync.epoch import Epochs, Mode
+from weightsync.errors import (
+    PeerError,
+    ProtocolError,
+    TimedOutError,
+    WeightSyncError,
+)
+from weightsync.generator import GeneratorRank
+from weightsync.hub import Hub
+from weightsync.leader import MANIFEST_SECONDS, Incoming, Leader
+from weightsync.link import GeneratorLink
+from weightsync.messages import (
+    Ended,
+    Fault,
+    FromRank,
+    Leaving,
+    Manifests,
+    RankHello,
+    ToRank,
+    ToReplica,
+    ToTrainer,
+    TrainerHello,
+)
+from weightsync.peer import FLUSH_SECONDS, MessageStream, Peer, local_pair
+from weightsync.runtime import in_thread
+from weightsync.slots import Slots
+from weightsync.spec import validate_manifest
+from weightsync.store import (
+    FileAddress,
+    Rendezvous,
+    TcpAddress,
+    open_store,
+    store_address,
+)
+from weightsync.trainer import TrainerRank
+from weightsync.weights import Tensors
+from weightsync.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightsync.layout import Registered
+    from weightsync.runtime import Tasks
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_rank_hellos: msgspec.msgpack.Decoder[RankHello] = msgspec.msgpack.Decoder(RankHello)
+
+RETRY_SECONDS: Final = 0.05
+ATTEMPT_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who a transport is and where it meets the others."""
+
+    address: TcpAddress | FileAddress
+    job: str
+    rank: int
+    world_size: int
+    timeout: float
+
+    @property
+    def host(self) -> str:
+        """The interface to listen on: the store's, or loopback for a file."""
+        if isinstance(self.address, TcpAddress):
+            return self.address.host
+        return "127.0.0.1"
+
+
+class Session:
+    """The common part: conversations, and the store that leads to them."""
+
+    def __init__(self, place: Place, tasks: Tasks) -> None:
+        self.place: Final = place
+        self.address: TcpAddress | FileAddress = place.address
+        self._tasks = tasks
+        self._listener: Listener | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._talking = 0
+
+    async def open(self) -> None:
+        """Join the others."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Leave the others."""
+        raise NotImplementedError
+
+    async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
+        def open_it() -> Any:
+            return open_store(self.place.address, host=host, timeout=timeout)
+
+        store = await in_thread(open_it)
+        self.address = store_address(store, self.place.address)
+        self._rendezvous = Rendezvous(store, f"weightsync/{self.place.job}")
+        return self._rendezvous
+
+    async def _listen(
+        self, key: str, message_type: Any, handler: Callable[..., Any]
+    ) -> None:
+        """Accept channels, and tell where under a key of the store."""
+        self._listener = await Listener.open(self.place.host)
+        self._tasks.start_soon(self._listener.serve, message_type, handler)
+        if self._rendezvous is not None:
+            endpoint = self._listener.endpoint
+            await in_thread(self._rendezvous.publish, key, endpoint)
+
+    async def _connect(
+        self, key: str, hello: msgspec.Struct, message_type: Any, peer: str
+    ) -> Channel[Any]:
+        """Reach whoever listens under a key, however late it comes.
+
+        What a key holds may be left from an earlier job, so it is read again each time.
+        """
+        deadline = anyio.current_time() + self.place.timeout
+        body = _encode(hello)
+        while True:
+            left = deadline - anyio.current_time()
+            try:
+                endpoint = await self._find(key, left)
+                return await connect(
+                    endpoint,
+                    body,
+                    message_type,
+                    timeout=max(min(left, ATTEMPT_SECONDS), 0.1),
+                    peer=peer,
+                )
+            except (PeerError, TimedOutError) as error:
+                if anyio.current_time() >= deadline:
+                    message = (
+                        f"{peer} was not reached at {self.address} within "
+                        f"{self.place.timeout} s: {error}"
+                    )
+                    raise TimedOutError(message) from error
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _find(self, key: str, left: float) -> Endpoint:
+        if self._rendezvous is None:
+            await self._open_store(host=False, timeout=max(left, 0.1))
+        rendezvous = self._rendezvous
+        if rendezvous is None:
+            raise ProtocolError("the store is closed")
+
+        def look() -> Endpoint:
+            return rendezvous.lookup(key, Endpoint, timeout=min(max(left, 0.1), 1.0))
+
+        try:
+            return await in_thread(look)
+        except PeerError:
+            self._rendezvous = None  # the store went away; its successor may be there
+            raise
+
+    async def _converse(
+        self,
+        peer: Peer,
+        handle: Callable[[Any], None],
+        end: Callable[[WeightSyncError], None],
+    ) -> None:
+        self._talking += 1
+        try:
+            end(await peer.run(handle))
+        finally:
+            self._talking -= 1
+
+    async def _flush(self) -> None:
+        """Give what was posted last the time to be sent."""
+        with anyio.move_on_after(FLUSH_SECONDS):
+            while self._talking:
+                await anyio.sleep(0.002)
+        if self._listener is not None:
+            await self._listener.aclose()
+        self._rendezvous = None
+
+
+class TrainerSession(Session):
+    """A trainer rank; on rank 0 the leader too."""
+
+    rank: TrainerRank
+    _leader: Leader | None = None
+
+    async def open(self) -> None:
+        """Meet the leader; return when it has accepted this rank."""
+        place = self.place
+        hello = TrainerHello(place.rank, place.world_size)
+        if place.rank == 0:
+            stream = await self._lead(hello)
+        else:
+            stream = await self._connect(
+                "leader", hello, ToTrainer, "the leader (trainer rank 0)"
+            )
+        peer = Peer(stream)
+        self.rank = TrainerRank(place.rank, peer, self._tasks)
+        self._tasks.on_crash = self.rank.crashed
+        self._tasks.start_soon(
+            self._converse, peer, self.rank.handle, self.rank.lost
+        )
+        with anyio.move_on_after(place.timeout):
+            await self.rank.accepted.wait()
+        if self.rank.error is not None:
+            raise self.rank.error
+
+    async def close(self) -> None:
+        """Leave, and end the pool if this is the leader."""
+        await self.rank.leave()
+        if self._leader is not None:
+            await self._leader.close()
+        await self._flush()
+
+    async def _lead(self, hello: TrainerHello) -> MessageStream:
+        place = self.place
+        await self._open_store(host=True, timeout=place.timeout)
+        self._leader = Leader(place.world_size, self._tasks)
+        await self._listen("leader", Incoming, self._leader.attend)
+        mine, theirs = local_pair("this rank", "the leader (trainer rank 0)")
+        self._tasks.start_soon(self._leader.attend_quietly, _encode(hello), theirs)
+        return mine
+
+
+class GeneratorSession(Session):
+    """A generator rank; on rank 0 the hub of its replica too."""
+
+    rank: GeneratorRank
+    _hub: Hub | None = None
+
+    def __init__(
+        self,
+        place: Place,
+        tasks: Tasks,
+        *,
+        replica: str,
+        mode: Mode,
+        registered: Registered,
+    ) -> None:
+        super().__init__(place, tasks)
+        self.replica: Final = replica
+        self._mode: Final = mode
+        self._registered: Final = registered
+
+    async def open(self) -> None:
+        """Allocate the window and join; return when this rank was accepted."""
+        link = await in_thread(self._prepare)
+        hello = RankHello(
+            self.replica,
+            self.place.rank,
+            self.place.world_size,
+            self._mode.value,
+            link.handle,
+        )
+        if self.place.rank == 0:
+            stream = await self._host(hello)
+        else:
+            key = f"replica/{self.replica}"
+            name = f"rank 0 of replica {self.replica!r}"
+            stream = await self._connect(key, hello, ToRank, name)
+        peer = Peer(stream)
+        peer.post(Manifests((self._registered.manifest,)))
+        self.rank.speak(peer, self._tasks)
+        self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
+        with anyio.move_on_after(self.place.timeout):
+            await self.rank.accepted.wait()
+        if self.rank.error is not None:
+            raise self.rank.error
+
+    async def close(self) -> None:
+        """Leave the pool."""
+        await self.rank.leave()
+        await self._flush()
+
+    def _prepare(self) -> GeneratorLink:
+        slots = Slots.of(self._mode, self._registered.manifest)
+        link = GeneratorLink(self.place.rank, slots)
+        memory = Window.allocate(link.group, slots.nbytes)
+        tensors = Tensors(self._mode, self._registered, memory, slots)
+        tensors.move_in()
+        self.rank = GeneratorRank(
+            self.place.rank, Epochs(self._mode), link, tensors, memory
+        )
+        self._tasks.on_crash = self.rank.fail
+        return link
+
+    async def _host(self, hello: RankHello) -> MessageStream:
+        """Be the hub: for this rank directly, for the others over channels."""
+        self._hub = Hub(self.replica, self._mode.value, self.place.world_size)
+        if self.place.world_size > 1:
+            await self._open_store(host=False, timeout=self.place.timeout)
+            await self._listen(f"replica/{self.replica}", FromRank, self._attend)
+        mine, theirs = local_pair("rank 0", f"rank 0 of replica {self.replica!r}")
+        self._tasks.start_soon(self._attend_quietly, _encode(hello), theirs)
+        self._tasks.start_soon(self._introduce, self._hub)
+        return mine
+
+    async def _introduce(self, hub: Hub) -> None:
+        """Join the pool once the replica is complete, and stay in it."""
+        with anyio.move_on_after(self.place.timeout):
+            await hub.complete.wait()
+        if hub.ended is not None:
+            return
+        try:
+            if hub.missing:
+                message = (
+                    f"replica {hub.replica!r}: ranks {hub.missing} did not join within "
+                    f"{self.place.timeout} s"
+                )
+                raise TimedOutError(message)
+            stream = await self._connect(
+                "leader", hub.hello, ToReplica, "the leader (trainer rank 0)"
+            )
+        except WeightSyncError as error:
+            hub.end(Ended(Fault.of(error)))
+            return
+        peer = Peer(stream)
+        hub.speak(peer)
+
+        def end(error: WeightSyncError) -> None:
+            hub.end(Ended(Fault.of(PeerError(f"the trainers are gone: {error}"))))
+
+        await self._converse(peer, hub.on_leader, end)
+
+    async def _attend_quietly(self, hello: bytes, stream: MessageStream) -> None:
+        try:
+            await self._attend(hello, stream)
+        except WeightSyncError:
+            await stream.aclose()
+
+    async def _attend(self, hello: bytes, stream: MessageStream) -> None:
+        """Converse with a rank of the replica, as its hub."""
+        hub = self._hub
+        try:
+            body = _rank_hellos.decode(hello)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
+        stream.peer = f"rank {body.rank} of replica {body.replica!r}"
+        with anyio.fail_after(MANIFEST_SECONDS):
+            message = await stream.receive()
+        if hub is None or not isinstance(message, Manifests):
+            raise ProtocolError(f"{stream.peer} sent no manifest")
+        peer = Peer(stream)
+        try:
+            (manifest,) = message.manifests
+            validate_manifest(manifest)
+            hub.rank_joined(body, manifest, peer)
+        except (WeightSyncError, ValueError) as error:
+            await stream.send(Ended(Fault.of(error)))
+            raise
+        left = False
+
+        def handle(message: Any) -> None:
+            nonlocal left
+            left = left or isinstance(message, Leaving)
+            hub.on_rank(body.rank, message)
+
+        def end(error: WeightSyncError) -> None:
+            hub.rank_lost(body.rank, error, clean=left)
+
+        await self._converse(peer, handle, end)
+
+
+def check_timeout(timeout: float) -> float:
+    """Return a timeout in seconds; ValueError unless it is positive and finite."""
+    if not (0 < timeout < math.inf):
+        raise ValueError(f"a timeout is a positive number of seconds, not {timeout}")
+    return float(timeout)

@@ -1,0 +1,365 @@
+"""A trainer rank, inside its runtime: it answers the leader and puts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import anyio
+import torch
+from msgspec.structs import replace
+
+from weightsync.errors import (
+    ClosedError,
+    PeerError,
+    PlanError,
+    ProtocolError,
+    TimedOutError,
+    WeightSyncError,
+)
+from weightsync.link import TrainerLink
+from weightsync.messages import (
+    Accepted,
+    DropLink,
+    Ended,
+    Fault,
+    FormLink,
+    Layout,
+    Leaving,
+    LinkFailed,
+    LinkOffered,
+    LinkReady,
+    OfferLink,
+    OnBusy,
+    Pool,
+    PushCancel,
+    PushEnded,
+    PushRequest,
+    Put,
+    PutEnded,
+    Remembered,
+    Require,
+    Stop,
+    ToTrainer,
+    Verified,
+    Verify,
+)
+from weightsync.recapture import Recapture
+from weightsync.runtime import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightsync.layout import Captured
+    from weightsync.peer import Peer
+    from weightsync.runtime import Tasks
+    from weightsync.stats import PushReport
+
+GRACE_SECONDS: Final = 2.5
+"""How much longer than a push's timeout a rank waits for the leader's word."""
+
+_NO_DIGEST: Final = bytes(16)
+
+
+class _Push:
+    """The push under way on this rank."""
+
+    def __init__(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.number: Final = number
+        self.tensors: Final = tensors
+        self.names: dict[str, int] = {}
+        self.puts = 0
+        self.ended = anyio.Event()
+        self.outcome: PushEnded | None = None
+        self.idle = anyio.Event()
+
+
+class TrainerRank:
+    """One trainer rank. Everything here runs in the loop of its runtime."""
+
+    def __init__(self, rank: int, peer: Peer, tasks: Tasks) -> None:
+        self.rank: Final = rank
+        self.replicas: tuple[str, ...] = ()
+        self.error: WeightSyncError | None = None
+        self.accepted = anyio.Event()
+        self._peer = peer
+        self._tasks = tasks
+        self._links: dict[int, TrainerLink] = {}
+        self._changed = anyio.Event()
+        self._pushing = anyio.Lock()
+        self._pushes = 0
+        self._push: _Push | None = None
+        self._capture = Recapture()
+        self._sent: Remembered[bytes, None] = Remembered()
+
+    # Calls
+
+    async def wait_for_replicas(self, count: int, timeout: float) -> tuple[str, ...]:
+        """Return the names of the pool's replicas once there are ``count``."""
+        with anyio.move_on_after(timeout):
+            while len(self.replicas) < count:
+                self._check()
+                await self._changed.wait()
+            return self.replicas
+        names = ", ".join(self.replicas) or "none"
+        message = (
+            f"trainer rank {self.rank} waited {timeout} s for {count} replicas; "
+            f"{len(self.replicas)} joined: {names}"
+        )
+        raise TimedOutError(message)
+
+    async def push(
+        self,
+        state_dict: Mapping[str, object],
+        *,
+        version: int | None,
+        partial: bool,
+        on_busy: OnBusy,
+        require: Require,
+        timeout: float,
+        ignore: Sequence[str],
+    ) -> PushReport:
+        """Take part in one push; see ``Trainer.push``."""
+        deadline = anyio.current_time() + timeout
+        with anyio.move_on_after(timeout) as waiting:
+            await self._pushing.acquire()
+        if waiting.cancelled_caught:
+            message = f"the push before this one took longer than {timeout} s"
+            raise TimedOutError(message)
+        try:
+            self._check()
+            captured, fault = self._captured(state_dict, ignore)
+            tensors = captured.tensors if captured is not None else ()
+            self._pushes += 1
+            self._push = push = _Push(self._pushes, tensors)
+            request = PushRequest(
+                push=push.number,
+                version=version,
+                partial=partial,
+                on_busy=on_busy,
+                require=require,
+                timeout=max(deadline - anyio.current_time(), 0.001),
+                digest=_NO_DIGEST if captured is None else captured.manifest.digest,
+                manifest=None,
+                fault=fault,
+            )
+            self._request(push, request, captured)
+            return await self._outcome(push, timeout)
+        finally:
+            self._push = None
+            self._pushing.release()
+
+    async def leave(self) -> None:
+        """Tell the leader that this rank leaves, and tear all links down."""
+        self._peer.post(Leaving())
+        self._peer.finish()
+        links, self._links = self._links, {}
+        for link in links.values():
+            await in_thread(link.abort)
+
+    def _captured(
+        self, state_dict: Mapping[str, object], ignore: Sequence[str]
+    ) -> tuple[Captured | None, Fault | None]:
+        """Capture, or what is wrong: the other ranks must hear of it, and not wait."""
+        try:
+            return self._capture(state_dict, ignore), None
+        except WeightSyncError as error:
+            return None, Fault.of(error)
+
+    def _request(
+        self, push: _Push, request: PushRequest, captured: Captured | None
+    ) -> None:
+        if captured is not None:
+            names = captured.manifest.names
+            push.names = {name: index for index, name in enumerate(names)}
+            if not self._sent.use(request.digest):
+                self._sent.put(request.digest, None)
+                request = replace(request, manifest=captured.manifest)
+        self._peer.post(request)
+
+    async def _outcome(self, push: _Push, timeout: float) -> PushReport:
+        try:
+            with anyio.move_on_after(timeout + GRACE_SECONDS):
+                await push.ended.wait()
+        except anyio.get_cancelled_exc_class():
+            self._peer.post(PushCancel(push.number))
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(GRACE_SECONDS):
+                    await push.ended.wait()
+                await self._stop_putting(push)
+            raise
+        with anyio.CancelScope(shield=True):
+            await self._stop_putting(push)
+        if push.outcome is None:
+            message = f"the leader (trainer rank 0) is silent for {timeout} s"
+            self._fail(TimedOutError(message))
+            raise TimedOutError(message)
+        if push.outcome.fault is not None:
+            error = push.outcome.fault.error()
+            error.report = push.outcome.report
+            raise error
+        if push.outcome.report is None:
+            raise ProtocolError("the leader ended a push with neither report nor fault")
+        return push.outcome.report
+
+    async def _stop_putting(self, push: _Push) -> None:
+        """No byte of the caller's tensors is read after this."""
+        if push.puts:
+            for link in self._links.values():
+                link.stop()
+            while push.puts:
+                await push.idle.wait()
+
+    # What the leader says
+
+    def handle(self, message: ToTrainer) -> None:
+        """Act on one message; starts a task for what takes time."""
+        match message:
+            case Accepted():
+                self.accepted.set()
+            case Pool():
+                self.replicas = message.replicas
+                self._notify()
+            case OfferLink():
+                self._offer(message)
+            case FormLink():
+                self._tasks.start_soon(self._form, message)
+            case DropLink():
+                self._drop(message)
+            case Layout():
+                for link in self._links.values():
+                    link.learn(message)
+            case Verify():
+                self._verify(message)
+            case Put():
+                self._start_put(message)
+            case Stop():
+                if message.link in self._links:
+                    self._links[message.link].stop(message.sequence)
+            case PushEnded():
+                self._end_push(message)
+            case Ended():
+                fault = message.fault
+                closed = PeerError("trainer rank 0 left")
+                self._fail(closed if fault is None else fault.error())
+            case _:
+                assert_never(message)
+
+    def lost(self, error: WeightSyncError) -> None:
+        """The leader is gone."""
+        self._fail(PeerError(f"trainer rank {self.rank} lost the leader: {error}"))
+
+    def crashed(self, error: WeightSyncError) -> None:
+        """Something of ours failed that should not have: nothing can be trusted now."""
+        self._fail(error)
+
+    def _fail(self, error: WeightSyncError) -> None:
+        if self.error is None:
+            self.error = error
+        self.replicas = ()
+        self.accepted.set()
+        self._notify()
+        links, self._links = self._links, {}
+        for link in links.values():
+            self._tasks.start_soon(in_thread, link.abort)
+        if self._push is not None and not self._push.ended.is_set():
+            number = self._push.number
+            self._end_push(PushEnded(number, None, Fault.of(self.error)))
+
+    def _end_push(self, message: PushEnded) -> None:
+        push = self._push
+        if push is not None and push.number == message.push:
+            push.outcome = message
+            push.ended.set()
+
+    def _verify(self, message: Verify) -> None:
+        push = self._push
+        if push is None or push.number != message.push:
+            return
+        try:
+            equal = tuple(
+                index
+                for index, pair in enumerate(message.pairs)
+                if self._equal(push, *pair)
+            )
+        except PlanError as error:
+            self._peer.post(Verified(message.push, (), Fault.of(error)))
+        else:
+            self._peer.post(Verified(message.push, equal))
+
+    def _equal(self, push: _Push, first: str, second: str) -> bool:
+        """Whether this rank holds both, with equal bytes; PlanError where they differ."""
+        if first not in push.names or second not in push.names:
+            return False
+        one, other = (push.tensors[push.names[name]] for name in (first, second))
+        same = one.shape == other.shape and one.dtype == other.dtype
+        if same and torch.equal(_bytes(one), _bytes(other)):
+            return True
+        message = (
+            f"{first!r} and {second!r} have different values, but share one storage "
+            "on the generator"
+        )
+        raise PlanError(message)
+
+    # Links
+
+    def _offer(self, message: OfferLink) -> None:
+        try:
+            link = TrainerLink(self.rank)
+        except WeightSyncError as error:
+            self._peer.post(LinkFailed(message.link, Fault.of(error)))
+            return
+        self._links[message.link] = link
+        self._peer.post(LinkOffered(message.link, link.handle))
+
+    async def _form(self, message: FormLink) -> None:
+        link = self._links.get(message.link)
+        if link is None:
+            return
+        try:
+            await in_thread(link.join, message)
+        except (WeightSyncError, RuntimeError) as error:
+            self._peer.post(LinkFailed(message.link, Fault.of(error)))
+        else:
+            self._peer.post(LinkReady(message.link))
+
+    def _drop(self, message: DropLink) -> None:
+        link = self._links.pop(message.link, None)
+        if link is not None:
+            self._tasks.start_soon(in_thread, link.abort)
+
+    def _start_put(self, message: Put) -> None:
+        push, link = self._push, self._links.get(message.link)
+        if push is None or push.number != message.push or link is None:
+            # Given up here already: nothing is sent, and the leader hears so.
+            none = () if link is None else (0,) * link.ranks
+            self._peer.post(PutEnded(message.link, message.sequence, none))
+            return
+        push.puts += 1
+        self._tasks.start_soon(self._put, push, link, message)
+
+    async def _put(self, push: _Push, link: TrainerLink, message: Put) -> None:
+        fault: Fault | None = None
+        sent: tuple[int, ...] = ()
+        try:
+            sent = await link.put(message, push.tensors)
+        except (ClosedError, PeerError, ProtocolError, PlanError) as error:
+            fault = Fault.of(error)
+        finally:
+            push.puts -= 1
+            if push.puts == 0:
+                push.idle.set()
+                push.idle = anyio.Event()
+        self._peer.post(PutEnded(message.link, message.sequence, sent, fault))
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+

@@ -1,0 +1,512 @@
+"""Trainer and Generator: what users call."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import torch.distributed
+from anyio.lowlevel import current_token
+
+from weightsync.epoch import Mode
+from weightsync.errors import ClosedError, PlanError
+from weightsync.layout import register
+from weightsync.runtime import Runtime, in_thread
+from weightsync.session import (
+    GeneratorSession,
+    Place,
+    Session,
+    TrainerSession,
+    check_timeout,
+)
+from weightsync.store import parse_address
+from weightsync.weights import check_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Literal, Self
+
+    from torch import Tensor
+
+    from weightsync.messages import OnBusy, Require
+    from weightsync.stats import PushReport, Update
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds, where neither the transport nor the call is given a timeout."""
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class Core(Generic[SessionT]):
+    """What the asynchronous and the blocking face of a transport share."""
+
+    def __init__(self, name: str, make: Callable[[Runtime], SessionT]) -> None:
+        self.name = name
+        self._make = make
+        self._runtime: Runtime | None = None
+        self._session: SessionT | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Show who and in which state."""
+        if self._closed:
+            return f"<{self.name}, closed>"
+        return f"<{self.name}, {'open' if self._session is not None else 'not opened'}>"
+
+    @property
+    def open(self) -> bool:
+        """Whether it was opened and not closed."""
+        return self._runtime is not None and not self._closed
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime; ClosedError before opening, after closing, and after a fork."""
+        if self._closed or self._runtime is None:
+            state = "closed" if self._closed else "not opened: enter it first"
+            raise ClosedError(f"{self.name} is {state}")
+        self._runtime.check()
+        return self._runtime
+
+    @property
+    def session(self) -> SessionT:
+        """The open session; raises as ``runtime`` does."""
+        self.runtime
+        if self._session is None:
+            raise ClosedError(f"{self.name} is not opened yet")
+        return self._session
+
+    @property
+    def last_session(self) -> SessionT | None:
+        """The session, also after closing."""
+        return self._session
+
+    def begin(self) -> tuple[Runtime, SessionT]:
+        """Start the runtime for a new session."""
+        if self._runtime is not None:
+            raise ClosedError(f"{self.name} can be entered once")
+        self._runtime = Runtime(self.name)
+        self._session = self._make(self._runtime)
+        return self._runtime, self._session
+
+    def end(self) -> Runtime | None:
+        """Mark it closed; return the runtime that is to be ended, once."""
+        if self._closed or self._runtime is None:
+            self._closed = True
+            return None
+        self._closed = True
+        try:
+            self._runtime.check()
+        except ClosedError:
+            return None
+        return self._runtime
+
+
+class Transport(Generic[SessionT]):
+    """The asynchronous face: an async context manager over a core."""
+
+    def __init__(self, core: Core[SessionT]) -> None:
+        self._core = core
+
+    def __repr__(self) -> str:
+        """Show who and in which state."""
+        return repr(self._core)
+
+    def __del__(self) -> None:
+        """Warn about a transport that was dropped while open."""
+        core = getattr(self, "_core", None)
+        if core is not None and core.open:
+            warnings.warn(f"unclosed {core!r}", ResourceWarning, source=self)
+
+    async def __aenter__(self) -> Self:
+        """Open; see the class."""
+        runtime, session = self._core.begin()
+        try:
+            await runtime.acall(session.open)
+        except BaseException:
+            self._core.end()
+            await in_thread(runtime.close)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave the job and end everything that was started. Idempotent.
+
+        Takes at most a few seconds, also where peers are dead or stuck.
+        """
+        runtime, session = self._core.end(), self._core.last_session
+        if runtime is None or session is None:
+            return
+        try:
+            await runtime.acall(session.close)
+        finally:
+            await in_thread(runtime.close)
+
+    @property
+    def address(self) -> str:
+        """The address of the store, with the port that was picked for port 0."""
+        return str(self._core.session.address)
+
+    @property
+    def rank(self) -> int:
+        """This rank among the trainer ranks, or those of the replica."""
+        return self._core.session.place.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer ranks, or ranks of the replica."""
+        return self._core.session.place.world_size
+
+
+def trainer_core(
+    address: str | None,
+    rank: int | None,
+    world_size: int | None,
+    job: str,
+    timeout: float,
+) -> Core[TrainerSession]:
+    """Build the core of a Trainer; see there."""
+    place = _place(address, rank, world_size, job, timeout)
+    name = f"trainer rank {place.rank} of {place.world_size}"
+    return Core(name, lambda runtime: TrainerSession(place, runtime.tasks))
+
+
+class Trainer(Transport[TrainerSession]):
+    """One trainer rank of a job.
+
+    Enter it with ``async with``: rank 0 serves the store at the address and leads the
+    job, the other ranks wait for it. Not bound to an event loop: it may be used from
+    any thread and from successive ``asyncio.run`` calls, also on trio.
+
+    Args:
+        address: ``tcp://host:port`` or ``file:///path``; ``WEIGHTSYNC_STORE`` by
+            default. Port 0 picks a port; see ``address``.
+        rank: of this process among the trainers; by default that of
+            ``torch.distributed``, or of the launcher's environment, or 0.
+        world_size: number of trainer ranks; default likewise.
+        job: distinguishes jobs that share a store.
+        timeout: seconds for opening, and for calls that are given none.
+
+    Raises (on entering) PlanError for a rank or world size that does not fit,
+    PeerError for an address that is taken, TimedOutError when rank 0 does not come.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        super().__init__(trainer_core(address, rank, world_size, job, timeout))
+        self._timeout = timeout
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Names of the replicas that the next push goes to."""
+        return self._core.session.rank.replicas
+
+    async def wait_for_replicas(
+        self, count: int, *, timeout: float | None = None
+    ) -> tuple[str, ...]:
+        """Wait until the pool has ``count`` replicas; return the names of all.
+
+        Raises TimedOutError saying how many joined, and which.
+        """
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        return await self._core.runtime.acall(
+            session.rank.wait_for_replicas, count, seconds
+        )
+
+    async def push(
+        self,
+        state_dict: Mapping[str, object],
+        *,
+        version: int | None = None,
+        partial: bool = False,
+        on_busy: OnBusy = "wait",
+        require: Require = "any",
+        timeout: float | None = None,
+        ignore: Sequence[str] = (),
+    ) -> PushReport:
+        """Put the weights into every replica of the pool; all trainer ranks call it.
+
+        Each rank passes what it holds: whole tensors (ranks that hold the same split
+        the work), shards (``DTensor``, ``Shard``), or its own names. The tensors must
+        stay unchanged until this returns, and may change at once after. When it
+        returns, every rank of a ``delivered`` replica holds the whole version;
+        ``receive`` switches it in.
+
+        Args:
+            state_dict: names to tensors.
+            version: must increase; the last one plus 1 by default. The same on all ranks.
+            partial: allow names of the replicas to be missing; they keep their values.
+            on_busy: ``"wait"`` until a replica has switched the version before in, or
+                ``"skip"`` it.
+            require: ``"any"`` raises when no replica was delivered to and one failed,
+                ``"all"`` when any failed.
+            timeout: seconds for the whole call.
+            ignore: patterns (as in ``fnmatch``) of names to leave out.
+
+        Raises the same on every rank: PlanError (DtypeError) when what is pushed does
+        not fit, before any byte moves; PeerError and TimedOutError when replicas failed
+        or a trainer rank did; their ``report`` tells what became of each replica.
+        ClosedError when another rank was cancelled. A failed push leaves every replica
+        with the whole old or the whole new version.
+        """
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+
+        async def push() -> PushReport:
+            return await session.rank.push(
+                state_dict,
+                version=version,
+                partial=partial,
+                on_busy=on_busy,
+                require=require,
+                timeout=seconds,
+                ignore=tuple(ignore),
+            )
+
+        return await self._core.runtime.acall(push)
+
+
+class Weights(NamedTuple):
+    """What a read lease shows: a version, and the registered tensors by name."""
+
+    version: int | None
+    tensors: dict[str, Tensor]
+
+
+class Lease:
+    """A read lease: use it with ``with`` or ``async with``, once.
+
+    While it lasts no version is switched in. ``with`` may block briefly while a switch
+    is under way; ``async with`` waits for it without blocking the loop.
+
+    Raises EpochError where the weights cannot be read (mode ``inplace`` while a version
+    arrives).
+    """
+
+    def __init__(self, core: Core[GeneratorSession], tensors: dict[str, Tensor]) -> None:
+        self._core = core
+        self._tensors = tensors
+        self._thread: int | None = None
+
+    def __enter__(self) -> Weights:
+        """Take the lease."""
+        return self._acquire(patient=not _in_event_loop())
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        session = self._core.last_session
+        if session is None or self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        if session.rank.release(thread) and self._core.open:
+            self._core.runtime.post(_call, session.rank.notify)
+
+    async def __aenter__(self) -> Weights:
+        """Take the lease; waits in a thread while a switch is under way."""
+        if self._core.session.rank.epochs.switching:
+            await in_thread(self._wait)
+        return self._acquire(patient=False)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give it back."""
+        self.__exit__()
+
+    def _acquire(self, *, patient: bool) -> Weights:
+        if self._thread is not None:
+            raise ClosedError("a lease can be entered once at a time")
+        version = self._core.session.rank.acquire(patient=patient)
+        self._thread = threading.get_ident()
+        return Weights(version, self._tensors)
+
+    def _wait(self) -> None:
+        rank = self._core.session.rank
+        with rank.lock:
+            while rank.epochs.switching:
+                rank.lock.wait()
+
+
+async def _call(function: Callable[[], Any]) -> None:
+    function()
+
+
+def _in_event_loop() -> bool:
+    try:
+        current_token()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Joined(NamedTuple):
+    core: Core[GeneratorSession]
+    tensors: dict[str, Tensor]
+
+
+def generator_core(
+    address: str | None,
+    state_dict: Mapping[str, object],
+    replica: str | None,
+    rank: int | None,
+    world_size: int | None,
+    mode: str,
+    job: str,
+    timeout: float,
+) -> _Joined:
+    """Build the core of a Generator; see there."""
+    place = _place(address, rank, world_size, job, timeout)
+    if replica is None:
+        if place.world_size > 1:
+            raise PlanError("the ranks of a replica need its name: replica=")
+        replica = f"{socket.gethostname()}-{os.getpid()}"
+    chosen = _mode(mode)
+    registered = register(state_dict)
+    check_mode(chosen, registered)
+    name = f"rank {place.rank} of replica {replica!r}"
+
+    def make(runtime: Runtime) -> GeneratorSession:
+        return GeneratorSession(
+            place, runtime.tasks, replica=replica, mode=chosen, registered=registered
+        )
+
+    names = registered.manifest.names
+    return _Joined(
+        Core(name, make), dict(zip(names, registered.tensors, strict=True))
+    )
+
+
+class Generator(Transport[GeneratorSession]):
+    """One rank of a replica.
+
+    Enter it with ``async with``: it joins the pool of the trainers at the address, which
+    may come later. From then on versions arrive by themselves; ``receive`` switches them
+    into the tensors. Not bound to an event loop, like ``Trainer``.
+
+    Args:
+        address: of the trainers' store; ``WEIGHTSYNC_STORE`` by default.
+        state_dict: names to the tensors that are to receive the weights.
+        replica: name of the replica, the same on all of its ranks.
+        rank: of this process in the replica; by default that of ``torch.distributed``,
+            or of the launcher's environment, or 0.
+        world_size: number of ranks of the replica; default likewise.
+        mode: ``"staged"`` copies a version into the tensors when it is switched in;
+            ``"swap"`` re-points their storages, so ``data_ptr`` changes at each switch;
+            ``"inplace"`` lets versions arrive in the tensors themselves, which cannot
+            be read between the call of ``receive`` and its return.
+        job: distinguishes jobs that share a store.
+        timeout: seconds for opening, and for calls that are given none.
+
+    Raises PlanError, DtypeError or UnsupportedError for tensors that cannot be received
+    into; on entering, PlanError for a name or rank that is taken, TimedOutError when
+    the trainers do not come.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        state_dict: Mapping[str, object],
+        *,
+        replica: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mode: Literal["staged", "swap", "inplace"] = "staged",
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        core, self._tensors = generator_core(
+            address, state_dict, replica, rank, world_size, mode, job, timeout
+        )
+        super().__init__(core)
+        self._timeout = timeout
+
+    @property
+    def replica(self) -> str:
+        """Name of the replica."""
+        return self._core.session.replica
+
+    @property
+    def version(self) -> int | None:
+        """The version that the tensors hold; None before the first, "not ready"."""
+        return self._core.session.rank.epochs.version
+
+    @property
+    def pending(self) -> int | None:
+        """The version that is whole and waits for ``receive``, if any."""
+        return self._core.session.rank.epochs.pending
+
+    async def receive(self, *, timeout: float | None = None) -> Update:
+        """Wait for the next whole version and switch it in.
+
+        All ranks of a replica receive the same versions in the same order. What is
+        whole is received even if the trainers are gone meanwhile.
+
+        Raises TimedOutError, after which it may be called again; ClosedError when the
+        trainers have closed; PeerError when they, or another rank of this replica,
+        failed. The tensors then keep the last version.
+        """
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        return await self._core.runtime.acall(session.rank.receive, seconds)
+
+    def use(self) -> Lease:
+        """Return a read lease: ``with transport.use() as weights``."""
+        return Lease(self._core, self._tensors)
+
+    def __aiter__(self) -> Self:
+        """Iterate over the versions to come, until the trainers close."""
+        return self
+
+    async def __anext__(self) -> Update:
+        """Receive the next version, however long it takes."""
+        session = self._core.session
+        try:
+            return await self._core.runtime.acall(session.rank.receive, None)
+        except ClosedError:
+            raise StopAsyncIteration from None
+
+
+def _mode(mode: str) -> Mode:
+    try:
+        return Mode(mode)
+    except ValueError:
+        known = ", ".join(repr(known.value) for known in Mode)
+        raise PlanError(f"a mode is one of {known}, not {mode!r}") from None
+
+
+def _place(
+    address: str | None,
+    rank: int | None,
+    world_size: int | None,
+    job: str,
+    timeout: float,
+) -> Place:
+    rank = _default_rank() if rank is None else rank
+    world_size = _default_world_size() if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise PlanError(f"rank {rank} is not in a world of size {world_size}")
+    return Place(parse_address(address), job, rank, world_size, check_timeout(timeout))
+
+
+def _default_rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _default_world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
