@@ -7,9 +7,11 @@
 
 #include "backend/describe.h"
 #include "backend/process_group_shm.h"
+#include "backend/repoint.h"
 #include "backend/status_error.h"
 #include "backend/window_shm.h"
 #include "backend/work_shm.h"
+#include "backend/writable.h"
 
 namespace py = pybind11;
 
@@ -96,6 +98,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("describe", &describe, py::arg("tensors"),
              "Everything about these tensors that a layout depends on, as bytes: equal "
              "bytes mean an equal layout.");
+  module.def("repoint", &repoint, py::arg("tensors"), py::arg("memory"),
+             py::arg("offsets"),
+             "Exchange the memory of the tensors' storages, for all who share them.");
+  module.def("first_unwritable", &first_unwritable, py::arg("tensors"), Unlocked(),
+             "The index of the first tensor that cannot be written, or -1.");
 }
 
 }  // namespace weightsync

@@ -15,8 +15,9 @@ from weightsync.errors import (
     WeightSyncError,
 )
 from weightsync.layout import Shard
+from weightsync.lease import Lease, Weights
 from weightsync.stats import PushReport, ReplicaReport, Update
-from weightsync.transport import Generator, Lease, Trainer, Weights
+from weightsync.transport import Generator, Trainer
 from weightsync.window import Operation, Window
 
 __all__ = [

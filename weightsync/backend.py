@@ -31,6 +31,8 @@ else:
 SHM = "weightsync-shm"
 
 describe = _C.describe
+first_unwritable = _C.first_unwritable
+repoint = _C.repoint
 
 
 def _check_torch() -> None:

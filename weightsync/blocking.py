@@ -6,12 +6,13 @@ import warnings
 from typing import TYPE_CHECKING, Generic
 
 from weightsync.errors import ClosedError
+from weightsync.lease import Lease
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
 from weightsync.transport import (
     DEFAULT_TIMEOUT,
     Core,
-    Lease,
     SessionT,
+    check_push,
     generator_core,
     trainer_core,
 )
@@ -116,16 +117,17 @@ class Trainer(_Blocking[TrainerSession]):
     ) -> PushReport:
         """Put the weights into every replica; see ``weightsync.Trainer.push``."""
         session, seconds = self._core.session, self._seconds(timeout)
+        number = check_push(version, on_busy, require)
 
         async def push() -> PushReport:
             return await session.rank.push(
                 state_dict,
-                version=version,
+                version=number,
                 partial=partial,
                 on_busy=on_busy,
                 require=require,
                 timeout=seconds,
-                ignore=tuple(ignore),
+                ignore=ignore,
             )
 
         return self._core.runtime.call(push)

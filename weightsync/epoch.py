@@ -114,15 +114,20 @@ class Epochs:
         self.switching = True
         return 1 - self._reading if self.mode is Mode.SWAP else 0
 
-    def end_switch(self) -> int:
-        """Finish it; return the version."""
+    def end_switch(self, *, whole: bool = True) -> int:
+        """Finish it; return the version that arrived.
+
+        It is not ``whole`` where a partial push left memory as it was that a push
+        before, which was given up, had spoiled: then nothing can be read yet.
+        """
         if not self.switching or self.pending is None:
             raise EpochError(f"no switch is under way: {self!r}")
         if self.mode is Mode.SWAP:
             self._reading = 1 - self._reading
-        self.version, self.pending = self.pending, None
-        self.switching = self.spoiled = False
-        return self.version
+        arrived, self.pending = self.pending, None
+        self.switching, self.spoiled = False, not whole
+        self.version = arrived if whole else None
+        return arrived
 
     def fail_switch(self) -> None:
         """Give the switch up half way: the tensors hold no whole version any more."""

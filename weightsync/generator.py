@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -50,6 +49,11 @@ LEFTOVER_SECONDS: Final = 5.0
 """Limit for taking signals that trainers say they have sent; they are here already."""
 
 
+POLITE_SECONDS: Final = 5.0
+"""How long a new lease lets a switch go first. Not for ever: whoever holds the lease
+that the switch waits for may be waiting for the new one."""
+
+
 class _Arrival:
     """A version on its way into a slot."""
 
@@ -93,7 +97,7 @@ class GeneratorRank:
         self._receiving = anyio.Lock()
         self._granted = False
         self._switch_wanted = False
-        self._holders: Counter[int] = Counter()
+        self._torn: frozenset[str] = frozenset()
 
     def speak(self, peer: Peer, tasks: Tasks) -> None:
         """Begin to speak with the hub."""
@@ -146,6 +150,7 @@ class GeneratorRank:
             with self.lock:
                 self._switch_wanted = False
                 self.lock.notify_all()
+            self.notify()
 
     def _begin_switch(self) -> bool:
         with self.lock:
@@ -165,16 +170,19 @@ class GeneratorRank:
         names = self._link.pushed_names(arrival.expect.layout)
         try:
             await self._tensors.switch(self._link.window, arrival.slot, names)
-        except WeightSyncError as error:
+        except BaseException as error:
             with self.lock:
                 self.epochs.fail_switch()
                 self.lock.notify_all()
-            self._post(LinkFailed(0, Fault.of(error)))
-            self.fail(error)
+            fault = Fault.of(error)
+            self._post(LinkFailed(0, fault))
+            self.fail(fault.error())
             raise
+        self._torn -= self._tensors.covered_by(names)
         with self.lock:
-            version = self.epochs.end_switch()
+            version = self.epochs.end_switch(whole=not self._torn)
             self.lock.notify_all()
+        self.notify()
         if self.epochs.mode is not Mode.INPLACE:
             self._grant()
         switched = anyio.current_time() - started
@@ -187,13 +195,18 @@ class GeneratorRank:
         return f"; version {self.epochs.pending} waits for {leases} read leases"
 
     async def _take_back(self) -> None:
-        """In place: withdraw an unused credit, so that the tensors can be read again."""
-        if self.epochs.exposed is None or self.error is not None:
-            return
-        if self._arrival is None:
+        """In place: withdraw an unused credit, so that the tensors can be read again.
+
+        A version that is on its way already is left to the next ``receive``.
+        """
+        if self._credit_unused():
             self._post(Withdraw())
-        while self.epochs.exposed is not None and self.error is None:
+        while self._credit_unused():
             await self._changed.wait()
+
+    def _credit_unused(self) -> bool:
+        exposed = self.epochs.exposed is not None
+        return exposed and self._arrival is None and self.error is None
 
     # What the hub says
 
@@ -268,6 +281,7 @@ class GeneratorRank:
             raise ProtocolError(f"version {message.version} comes while nothing is open")
         self._arrival = _Arrival(message, self.epochs.exposed)
         self._start(self._arrive, self._arrival)
+        self.notify()
 
     async def _arrive(self, arrival: _Arrival) -> None:
         try:
@@ -277,7 +291,8 @@ class GeneratorRank:
             arrival.operation = operation
             if arrival.discard is not None:
                 operation.abort()
-            await operation
+            with self._link.naming():
+                await operation
             self._check(arrival, prepared)
         except ClosedError:
             if arrival.discard is not None:
@@ -323,6 +338,9 @@ class GeneratorRank:
             self._reopen()
 
     def _reopen(self) -> None:
+        if self._arrival is not None and self.epochs.mode is Mode.INPLACE:
+            names = self._link.pushed_names(self._arrival.expect.layout)
+            self._torn |= self._tensors.covered_by(names)
         self._arrival = None
         self._conceal(written=True)
         if self.epochs.mode is not Mode.INPLACE:
@@ -347,34 +365,38 @@ class GeneratorRank:
 
     # Leases, from any thread
 
-    def acquire(self, *, patient: bool) -> int | None:
+    @property
+    def lease_waits(self) -> bool:
+        """Whether a polite lease would wait now."""
+        return self.epochs.switching or self._switch_wanted
+
+    async def wait_for_switch(self) -> None:
+        """Let a switch go first; in the loop."""
+        with anyio.move_on_after(POLITE_SECONDS):
+            while self.lease_waits:
+                await self._changed.wait()
+
+    def acquire(self, *, polite: bool) -> int | None:
         """Take a read lease; wait while a switch is under way.
 
-        ``patient`` callers also let a version go first that waits for leases to end,
-        unless their thread holds one itself.
+        ``polite`` callers also let a version go first that waits for leases to end.
         """
-        me = threading.get_ident()
         with self.lock:
-            polite = patient and not self._holders[me]
-            while self.epochs.switching or (polite and self._switch_wanted):
-                self.lock.wait()
+            if polite:
+                self.lock.wait_for(lambda: not self._switch_wanted, POLITE_SECONDS)
+            self.lock.wait_for(lambda: not self.epochs.switching)
             if self.epochs.unreadable:
                 message = (
                     "in mode 'inplace' the weights cannot be read until receive() "
                     "has returned a whole version"
                 )
                 raise EpochError(message)
-            version = self.epochs.acquire()
-            self._holders[me] += 1
-            return version
+            return self.epochs.acquire()
 
-    def release(self, thread: int) -> bool:
-        """Give back a lease that a thread took; True if it was the last."""
+    def release(self) -> bool:
+        """Give a lease back; True if it was the last."""
         with self.lock:
             self.epochs.release()
-            self._holders[thread] -= 1
-            if not self._holders[thread]:
-                del self._holders[thread]
             return self.epochs.leases == 0
 
     def _post(self, message: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +15,7 @@ from weightsync.overlap import check_overlap, strides
 from weightsync.spec import ITEMSIZE, Box, Manifest, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch.distributed.tensor import DTensor
 
@@ -74,9 +75,12 @@ def capture(
 
     Raises DtypeError for what is no tensor or has a dtype that cannot be moved,
     UnsupportedError for a kind of tensor or a device that cannot, and PlanError for
-    names that become one and for shards that do not fit their global shape; each
-    names the entry.
+    names that become one, for shards that do not fit their global shape, and for what
+    is no mapping from str; each names the entry.
     """
+    _check_mapping(state_dict)
+    if isinstance(ignore, str):
+        raise PlanError(f"ignore is a list of patterns, not the str {ignore!r}")
     kept = state_dict
     if ignore:
         names = [name for name in state_dict if not _is_ignored(name, ignore)]
@@ -99,6 +103,7 @@ def register(state_dict: Mapping[str, object]) -> Registered:
     elements share memory with each other, and two tensors that share only part of
     their memory.
     """
+    _check_mapping(state_dict)
     pieces = _pieces(state_dict)
     if not pieces:
         raise PlanError("register: the state dict holds no tensor")
@@ -112,6 +117,11 @@ def register(state_dict: Mapping[str, object]) -> Registered:
     untied = [p for p, tie in zip(pieces, ties, strict=True) if tie is None]
     check_overlap([(piece.name, piece.tensor) for piece in untied])
     return Registered(_manifest(pieces, ties), tuple([p.tensor for p in pieces]))
+
+
+def carried(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as a dtype of the same size whose copies keep every bit."""
+    return tensor.view(_CARRIERS.get(tensor.itemsize, tensor.dtype))
 
 
 class _Piece(NamedTuple):
@@ -154,11 +164,20 @@ def _packed(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.resolve_neg()
     if tensor.is_contiguous():
         return tensor
-    carrier = _CARRIERS.get(tensor.itemsize, tensor.dtype)
-    return tensor.view(carrier).contiguous().view(tensor.dtype)
+    return carried(tensor).contiguous().view(tensor.dtype)
 
 
 # What may be moved
+
+
+def _check_mapping(state_dict: Mapping[str, object]) -> None:
+    given: object = state_dict
+    if not isinstance(given, Mapping):
+        raise PlanError(f"a state dict is a mapping, not a {type(given).__qualname__}")
+    for name in state_dict:
+        key: object = name
+        if not isinstance(key, str):
+            raise PlanError(f"a name is a str, not the {type(key).__qualname__} {key!r}")
 
 
 def _pieces(state_dict: Mapping[str, object]) -> list[_Piece]:

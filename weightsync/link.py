@@ -6,6 +6,8 @@ compare its digest with the leader's, so a disagreement is an error and not a ha
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,14 +16,19 @@ from torch._C._distributed_c10d import ReconfigureOptions
 
 from weightsync.backend import create_shm
 from weightsync.epoch import Mode
-from weightsync.errors import ClosedError, ProtocolError
+from weightsync.errors import (
+    ClosedError,
+    PeerError,
+    ProtocolError,
+    WeightSyncError,
+)
 from weightsync.messages import Remembered
 from weightsync.plan import Plan, make_plan
 from weightsync.slots import HEADER_BYTES, Header, Slots, table
 from weightsync.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from torch import Tensor
 
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
 
 TRAINER_WINDOW: Final = 64
 """Bytes of a trainer rank's window: nobody puts into it, but every rank has one."""
+
+_PROCESS: Final = re.compile(r"\brank (\d+) (?=\(process \d+\))")
 
 
 class Prepared:
@@ -97,6 +106,23 @@ class Link:
         """End every operation of this link, soon. Idempotent; blocks briefly."""
         self.group.abort()
 
+    @contextmanager
+    def naming(self) -> Generator[None]:
+        """Let errors name trainer and generator ranks.
+
+        The process group numbers all of them together, which means nothing to a user.
+        """
+        try:
+            yield
+        except PeerError as error:
+            raise PeerError(_PROCESS.sub(self._role, str(error))) from error
+
+    def _role(self, found: re.Match[str]) -> str:
+        rank = int(found[1])
+        if rank < self.trainers:
+            return f"trainer rank {rank} "
+        return f"generator rank {rank - self.trainers} "
+
     def prepare(self, head: Put | Expect, replica: Sequence[Manifest]) -> Prepared:
         """Make the plan of a push, or find it; ProtocolError if it is not the leader's."""
         if not self._layouts.use(head.layout):
@@ -143,15 +169,20 @@ class TrainerLink(Link):
         ranks = range(len(self._replica))
         busy = [rank for rank in ranks if prepared.signals(self._rank, rank)]
         sent = [0] * len(self._replica)
+        failure = self._start_all(put, prepared, busy, tensors)
         try:
-            for rank in busy:
-                self._operations[rank] = self._start(put, prepared, rank, tensors)
             for rank, operation in self._operations.items():
-                if await _finished(operation):
-                    sent[rank] = prepared.signals(self._rank, rank)
+                try:
+                    if await self._went_through(operation):
+                        sent[rank] = prepared.signals(self._rank, rank)
+                except PeerError as error:
+                    failure = failure or error
+                    self.stop()
         finally:
-            self.stop(put.sequence)
+            self.stop()
             self._operations = {}
+        if failure is not None:
+            raise failure
         return tuple(sent)
 
     @property
@@ -164,6 +195,32 @@ class TrainerLink(Link):
         if sequence is None or sequence == self._sequence:
             for operation in self._operations.values():
                 operation.abort()
+
+    def _start_all(
+        self,
+        put: Put,
+        prepared: Prepared,
+        generators: Sequence[int],
+        tensors: Sequence[Tensor],
+    ) -> WeightSyncError | None:
+        """Start to put; where that fails, stop what is started and return why."""
+        try:
+            with self.naming():
+                for rank in generators:
+                    self._operations[rank] = self._start(put, prepared, rank, tensors)
+        except WeightSyncError as error:
+            self.stop()
+            return error
+        return None
+
+    async def _went_through(self, operation: Operation) -> bool:
+        """Await a put; False where it was stopped."""
+        try:
+            with self.naming():
+                await operation
+        except ClosedError:
+            return False
+        return True
 
     def _start(
         self, put: Put, prepared: Prepared, generator: int, tensors: Sequence[Tensor]
@@ -183,15 +240,6 @@ class TrainerLink(Link):
         at = slots.header(slot, self._rank)
         last = [header, 0, at, 1, HEADER_BYTES, HEADER_BYTES, HEADER_BYTES]
         return torch.cat([rows, torch.tensor([last], dtype=torch.int64)])
-
-
-async def _finished(operation: Operation) -> bool:
-    """Await a put; False where it was stopped."""
-    try:
-        await operation
-    except ClosedError:
-        return False
-    return True
 
 
 class GeneratorLink(Link):

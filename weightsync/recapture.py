@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -10,7 +11,7 @@ from weightsync.backend import describe
 from weightsync.layout import Captured, capture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightsync.spec import Manifest
 
@@ -32,8 +33,10 @@ class Recapture:
         self, state_dict: Mapping[str, object], ignore: Sequence[str]
     ) -> Captured:
         """Capture; raises what ``layout.capture`` raises."""
+        if ignore or not isinstance(state_dict, Mapping):
+            return capture(state_dict, ignore=ignore)
         values = list(state_dict.values())
-        if ignore or not set(map(type, values)) <= _PLAIN:
+        if not set(map(type, values)) <= _PLAIN:
             return capture(state_dict, ignore=ignore)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         key = (tuple(state_dict), describe(tensors))

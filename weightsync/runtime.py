@@ -36,12 +36,14 @@ class _Call:
         self.outcome: Future[Any] = Future()
         self._function = function
         self._args = args
-        self._scope = anyio.CancelScope()
+        self._scope: anyio.CancelScope | None = None
 
     async def run(self) -> None:
         """Run in the loop; the outcome is set when everything is cleaned up."""
         try:
-            with self._scope:
+            # Made here: a scope belongs to the kind of loop in which it was made.
+            with anyio.CancelScope() as scope:
+                self._scope = scope
                 result = await self._function(*self._args)
         except Exception as error:
             self.outcome.set_exception(error)
@@ -49,14 +51,15 @@ class _Call:
             self._give_up()
             raise
         else:
-            if self._scope.cancelled_caught:
+            if scope.cancelled_caught:
                 self._give_up()
             else:
                 self.outcome.set_result(result)
 
     def cancel(self) -> None:
-        """Cancel the call; in the loop."""
-        self._scope.cancel()
+        """Cancel the call; in the loop, where it began before."""
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _give_up(self) -> None:
         self.outcome.set_exception(ClosedError("the call was cancelled"))

@@ -59,6 +59,7 @@ _rank_hellos: msgspec.msgpack.Decoder[RankHello] = msgspec.msgpack.Decoder(RankH
 
 RETRY_SECONDS: Final = 0.05
 ATTEMPT_SECONDS: Final = 5.0
+LATE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,20 @@ class Session:
         finally:
             self._talking -= 1
 
+    async def _accepted(self, rank: TrainerRank | GeneratorRank, peer: Peer) -> None:
+        """Return once this rank is accepted; raise what came instead."""
+        # What else runs into the timeout knows better what is missing: it comes first.
+        with anyio.move_on_after(self.place.timeout + LATE_SECONDS):
+            await rank.accepted.wait()
+        if rank.error is not None:
+            raise rank.error
+        if not rank.accepted.is_set():
+            message = (
+                f"{peer.name} did not accept rank {self.place.rank} within "
+                f"{self.place.timeout} s"
+            )
+            raise TimedOutError(message)
+
     async def _flush(self) -> None:
         """Give what was posted last the time to be sent."""
         with anyio.move_on_after(FLUSH_SECONDS):
@@ -206,10 +221,7 @@ class TrainerSession(Session):
         self._tasks.start_soon(
             self._converse, peer, self.rank.handle, self.rank.lost
         )
-        with anyio.move_on_after(place.timeout):
-            await self.rank.accepted.wait()
-        if self.rank.error is not None:
-            raise self.rank.error
+        await self._accepted(self.rank, peer)
 
     async def close(self) -> None:
         """Leave, and end the pool if this is the leader."""
@@ -268,10 +280,7 @@ class GeneratorSession(Session):
         peer.post(Manifests((self._registered.manifest,)))
         self.rank.speak(peer, self._tasks)
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
-        with anyio.move_on_after(self.place.timeout):
-            await self.rank.accepted.wait()
-        if self.rank.error is not None:
-            raise self.rank.error
+        await self._accepted(self.rank, peer)
 
     async def close(self) -> None:
         """Leave the pool."""

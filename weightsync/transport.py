@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import torch.distributed
-from anyio.lowlevel import current_token
 
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PlanError
 from weightsync.layout import register
+from weightsync.lease import Lease
 from weightsync.runtime import Runtime, in_thread
 from weightsync.session import (
     GeneratorSession,
@@ -23,7 +22,7 @@ from weightsync.session import (
     check_timeout,
 )
 from weightsync.store import parse_address
-from weightsync.weights import check_mode
+from weightsync.weights import check_mode, check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -265,90 +264,37 @@ class Trainer(Transport[TrainerSession]):
         """
         session = self._core.session
         seconds = check_timeout(self._timeout if timeout is None else timeout)
+        number = check_push(version, on_busy, require)
 
         async def push() -> PushReport:
             return await session.rank.push(
                 state_dict,
-                version=version,
+                version=number,
                 partial=partial,
                 on_busy=on_busy,
                 require=require,
                 timeout=seconds,
-                ignore=tuple(ignore),
+                ignore=ignore,
             )
 
         return await self._core.runtime.acall(push)
 
 
-class Weights(NamedTuple):
-    """What a read lease shows: a version, and the registered tensors by name."""
-
-    version: int | None
-    tensors: dict[str, Tensor]
-
-
-class Lease:
-    """A read lease: use it with ``with`` or ``async with``, once.
-
-    While it lasts no version is switched in. ``with`` may block briefly while a switch
-    is under way; ``async with`` waits for it without blocking the loop.
-
-    Raises EpochError where the weights cannot be read (mode ``inplace`` while a version
-    arrives).
-    """
-
-    def __init__(self, core: Core[GeneratorSession], tensors: dict[str, Tensor]) -> None:
-        self._core = core
-        self._tensors = tensors
-        self._thread: int | None = None
-
-    def __enter__(self) -> Weights:
-        """Take the lease."""
-        return self._acquire(patient=not _in_event_loop())
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back."""
-        session = self._core.last_session
-        if session is None or self._thread is None:
-            return
-        thread, self._thread = self._thread, None
-        if session.rank.release(thread) and self._core.open:
-            self._core.runtime.post(_call, session.rank.notify)
-
-    async def __aenter__(self) -> Weights:
-        """Take the lease; waits in a thread while a switch is under way."""
-        if self._core.session.rank.epochs.switching:
-            await in_thread(self._wait)
-        return self._acquire(patient=False)
-
-    async def __aexit__(self, *_: object) -> None:
-        """Give it back."""
-        self.__exit__()
-
-    def _acquire(self, *, patient: bool) -> Weights:
-        if self._thread is not None:
-            raise ClosedError("a lease can be entered once at a time")
-        version = self._core.session.rank.acquire(patient=patient)
-        self._thread = threading.get_ident()
-        return Weights(version, self._tensors)
-
-    def _wait(self) -> None:
-        rank = self._core.session.rank
-        with rank.lock:
-            while rank.epochs.switching:
-                rank.lock.wait()
-
-
-async def _call(function: Callable[[], Any]) -> None:
-    function()
-
-
-def _in_event_loop() -> bool:
-    try:
-        current_token()
-    except RuntimeError:
-        return False
-    return True
+def check_push(version: object, on_busy: object, require: object) -> int | None:
+    """Return the version as an int; PlanError for what is none, or no known option."""
+    for name, value, known in (
+        ("on_busy", on_busy, ("wait", "skip")),
+        ("require", require, ("any", "all")),
+    ):
+        if value not in known:
+            message = f"{name} is {known[0]!r} or {known[1]!r}, not {value!r}"
+            raise PlanError(message)
+    if version is None:
+        return None
+    number = version.__index__() if isinstance(version, SupportsIndex) else -1
+    if isinstance(version, bool) or not 0 < number < 2**62:
+        raise PlanError(f"a version is an integer from 1 to 2**62, not {version!r}")
+    return number
 
 
 class _Joined(NamedTuple):
@@ -375,6 +321,7 @@ def generator_core(
     chosen = _mode(mode)
     registered = register(state_dict)
     check_mode(chosen, registered)
+    check_writable(registered)
     name = f"rank {place.rank} of replica {replica!r}"
 
     def make(runtime: Runtime) -> GeneratorSession:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from weightsync.backend import first_unwritable, repoint
 from weightsync.epoch import Mode
-from weightsync.errors import UnsupportedError
-from weightsync.layout import Registered
+from weightsync.errors import PlanError, UnsupportedError
+from weightsync.layout import Registered, carried
 from weightsync.plan import slot_layout
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots, table
@@ -28,6 +29,7 @@ class Tensors:
         self, mode: Mode, registered: Registered, memory: Tensor, slots: Slots
     ) -> None:
         self._mode: Final = mode
+        self._registered: Final = registered
         self._tensors: Final = registered.tensors
         self._specs: Final = registered.manifest.tensors
         self._offsets: Final = slot_layout(registered.manifest).offsets
@@ -42,12 +44,16 @@ class Tensors:
             return
         with torch.inference_mode():
             for view, tensor in zip(self._views[0], self._tensors, strict=True):
-                view.copy_(tensor)
+                carried(view).copy_(carried(tensor.detach()))
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
-        """Make what has arrived in a slot the value of the tensors."""
+        """Make what has arrived in a slot the value of the tensors.
+
+        Raises PlanError for a tensor that has become read-only, before any is changed.
+        """
         if self._mode is Mode.STAGED:
+            check_writable(self._registered)
             await self._copy_out(window, names)
         elif self._mode is Mode.SWAP:
             await self._keep_others(window, slot, names)
@@ -72,13 +78,14 @@ class Tensors:
         # Inference mode may write inference tensors, leaves and plain tensors alike.
         with torch.inference_mode():
             for index in indices:
-                self._tensors[index].copy_(self._views[0][index])
+                tensor = self._tensors[index].detach()
+                carried(tensor).copy_(carried(self._views[0][index]))
 
     async def _keep_others(
         self, window: Window, slot: int, names: frozenset[str]
     ) -> None:
         """What a partial push did not bring keeps its value in the new slot."""
-        others = frozenset(spec.name for spec in self._specs) - self._tied_to(names)
+        others = frozenset(spec.name for spec in self._specs) - self.covered_by(names)
         kept = [i for i in self._owners(others) if self._specs[i].nbytes]
         if kept:
             runs = self._runs(kept, self._slots.data(slot))
@@ -86,12 +93,12 @@ class Tensors:
 
     def _owners(self, names: frozenset[str]) -> list[int]:
         """Indices of the tensors whose memory these names cover, each memory once."""
-        tied = self._tied_to(names)
+        tied = self.covered_by(names)
         specs = enumerate(self._specs)
         return [i for i, spec in specs if spec.tied is None and spec.name in tied]
 
-    def _tied_to(self, names: frozenset[str]) -> frozenset[str]:
-        """The names, and all that share memory with one of them."""
+    def covered_by(self, names: frozenset[str]) -> frozenset[str]:
+        """The registered ones of these names, and all that share memory with one."""
         root: dict[str, str] = {}
         for spec in self._specs:
             root[spec.name] = spec.name if spec.tied is None else root[spec.tied]
@@ -104,17 +111,33 @@ class Tensors:
 
     def _view_all(self, slot: int) -> list[Tensor]:
         base = self._slots.data(slot)
+        memory = {False: self._memory, True: _for_inference(self._memory)}
         views: list[Tensor] = []
         for spec, offset, tensor in zip(
             self._specs, self._offsets, self._tensors, strict=True
         ):
-            data = self._memory[base + offset : base + offset + spec.nbytes]
-            views.append(data.view(tensor.dtype).view(tensor.shape))
+            # A tensor whose storage is exchanged takes over what kind the other is.
+            with torch.inference_mode(kind := tensor.is_inference()):
+                data = memory[kind][base + offset : base + offset + spec.nbytes]
+                views.append(data.view(tensor.dtype).view(tensor.shape))
         return views
 
     def _repoint(self, slot: int) -> None:
-        for tensor, view in zip(self._tensors, self._views[slot], strict=True):
-            tensor.data = view
+        base = self._slots.data(slot)
+        moved = [i for i, s in enumerate(self._specs) if s.tied is None and s.nbytes]
+        repoint(
+            [self._tensors[i] for i in moved],
+            self._memory,
+            [base + self._offsets[i] for i in moved],
+        )
+
+
+def _for_inference(memory: Tensor) -> Tensor:
+    """The same memory as a tensor made in inference mode."""
+    with torch.inference_mode():
+        face = torch.empty(0, dtype=memory.dtype)
+        face.set_(memory.untyped_storage(), 0, memory.shape, memory.stride())
+    return face
 
 
 def check_mode(mode: Mode, registered: Registered) -> None:
@@ -124,9 +147,20 @@ def check_mode(mode: Mode, registered: Registered) -> None:
     for spec, tensor in zip(
         registered.manifest.tensors, registered.tensors, strict=True
     ):
-        if not tensor.is_contiguous() or spec.box.sizes != spec.shape:
+        whole = tensor.untyped_storage().nbytes() == spec.nbytes
+        if spec.nbytes and not (whole and tensor.is_contiguous()):
             message = (
-                f"{spec.name!r}: mode {mode.value!r} exchanges the storage of whole, "
-                "contiguous tensors; use mode 'staged' for this one"
+                f"{spec.name!r}: mode {mode.value!r} exchanges whole storages, but this "
+                f"tensor of {spec.nbytes} bytes is part of a storage of "
+                f"{tensor.untyped_storage().nbytes()} or is not contiguous; use mode "
+                "'staged' for it"
             )
             raise UnsupportedError(message)
+
+
+def check_writable(registered: Registered) -> None:
+    """Refuse tensors in memory that cannot be written, naming the first."""
+    index = first_unwritable(registered.tensors)
+    if index >= 0:
+        name = registered.manifest.names[index]
+        raise PlanError(f"{name!r}: its memory cannot be written (read-only mapping)")

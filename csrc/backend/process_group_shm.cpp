@@ -127,17 +127,25 @@ void ProcessGroupShm::form(const std::vector<std::string>& handles,
   auto configuration = std::make_shared<Configuration>();
   {
     const std::lock_guard<std::mutex> lock(mu_);
+    check(forming_ == nullptr, Code::kInvalid, "the process group is being formed");
     next();
     configuration->group = std::move(next_);
-    next_.reset();
+    forming_ = configuration->group;
   }
   const shm::Status joined = configuration->group->join(handles, digest, deadline);
-  if (!joined.ok()) {
-    configuration->end("the group was never formed: " + joined.message());
-    throw StatusError(joined);
+  std::string ended;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    forming_.reset();
+    ended = ended_;
+    if (joined.ok() && ended.empty()) return adopt(std::move(configuration));
   }
-  const std::lock_guard<std::mutex> lock(mu_);
-  check(ended_.empty(), Code::kClosed, ended_);
+  configuration->end("the group was never formed: " + joined.message());
+  check(joined);
+  throw StatusError({Code::kClosed, ended});
+}
+
+void ProcessGroupShm::adopt(std::shared_ptr<Configuration> configuration) {
   rank_ = configuration->group->rank();
   size_ = configuration->group->size();
   current_ = std::move(configuration);
@@ -210,14 +218,17 @@ void ProcessGroupShm::shutdown() { end("the process group was shut down"); }
 
 void ProcessGroupShm::end(const std::string& why) {
   std::shared_ptr<Configuration> current;
+  std::shared_ptr<shm::Group> forming;
   std::shared_ptr<shm::Group> next;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (ended_.empty()) ended_ = why;
     current = std::move(current_);
+    forming = forming_;
     next = std::move(next_);
   }
   if (current) current->end(why);
+  if (forming) forming->close(why);
 }
 
 c10d::ErrorType ProcessGroupShm::getError() {

@@ -28,9 +28,11 @@ struct Configuration {
   std::shared_ptr<shm::Group> group;
   shm::Executor executor;
 
+  // After the peers see this rank leave, it writes nothing more to them.
   void end(const std::string& why) {
-    group->leave(why);
+    group->close(why);
     executor.stop();
+    group->leave(why);
   }
 };
 
@@ -78,6 +80,8 @@ class ProcessGroupShm : public c10d::Backend {
   shm::Group& next() const;
   void form(const std::vector<std::string>& handles, std::uint64_t digest,
             shm::Deadline deadline);
+  // Makes a formed configuration the current one; mu_ is held.
+  void adopt(std::shared_ptr<Configuration> configuration);
   void end(const std::string& why);
 
   const c10::intrusive_ptr<Options> options_;
@@ -85,6 +89,7 @@ class ProcessGroupShm : public c10d::Backend {
   mutable std::mutex mu_;
   std::chrono::milliseconds timeout_;             // guarded by mu_
   std::shared_ptr<Configuration> current_;        // guarded by mu_
+  std::shared_ptr<shm::Group> forming_;           // guarded by mu_; while it is joined
   mutable std::shared_ptr<shm::Group> next_;      // guarded by mu_
   std::set<std::int64_t> used_uuids_;             // guarded by mu_
   std::map<std::int64_t, c10d::AbortHook> hooks_; // guarded by mu_

@@ -266,20 +266,25 @@ Status Group::closed() const {
   return {Code::kClosed, why_};
 }
 
-void Group::leave(const std::string& why) {
+void Group::close(const std::string& why) {
   {
     const std::lock_guard<std::mutex> lock(why_mu_);
     if (closed_) return;
     why_ = why;
     closed_ = true;
   }
+  wake();
+}
+
+void Group::leave(const std::string& why) {
+  close(why);
+  if (left_.exchange(true)) return;
   if (rank_ >= 0) {
     for (const auto& peer : peers_) {
       peer->control().inbox[rank_].left.store(1, std::memory_order_release);
       peer->control().doorbell.ring();
     }
   }
-  control().doorbell.ring();
   waiter_.stop();
   monitor_.stop();
 }

@@ -78,6 +78,9 @@ class Group : public std::enable_shared_from_this<Group> {
   // Idempotent, does not wait for any peer. Call it without the GIL.
   void leave(const std::string& why);
 
+  // Only ends every wait here, a join() under way included; leave() is still to come.
+  void close(const std::string& why);
+
   Status closed() const;
 
  private:
@@ -116,6 +119,7 @@ class Group : public std::enable_shared_from_this<Group> {
   Monitor monitor_;
   Waiter waiter_;
   std::atomic<bool> closed_{false};
+  std::atomic<bool> left_{false};
 
   std::mutex collective_mu_;     // one collective at a time, in program order
   std::uint64_t barriers_ = 0;   // guarded by collective_mu_

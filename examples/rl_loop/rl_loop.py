@@ -36,12 +36,11 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import Empty, Full
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -92,15 +91,10 @@ class Options:
     clip: float = option(0.2, "how far the importance ratio may leave 1")
     max_staleness: int = option(4, "drop samples more than this many versions old")
     queue: int = option(2, "batches that may wait for the trainers")
-    on_busy: str = option(
+    on_busy: Literal["wait", "skip"] = option(
         "wait",
         "what a push does about a replica still busy with the version before",
         choices=("wait", "skip"),
-    )
-    mode: str = option(
-        "staged",
-        "how a generator takes a version in",
-        choices=("staged", "swap", "inplace"),
     )
     margin: float = option(0.4, "the reward must rise by this, or the run has failed")
     seed: int = option(0, "of everything random")
@@ -224,15 +218,23 @@ def sample(model: Module, version: int, options: Options) -> Batch:
     return Batch(version, tokens.tolist(), torch.cat(logprobs, 1).tolist(), rewards)
 
 
+def sample_pinned(
+    transport: weightsync.Generator, model: Module, options: Options
+) -> Batch:
+    """A batch of one version: what becomes whole meanwhile is switched in after it."""
+    with transport.use() as weights:
+        if weights.version is None:
+            raise RuntimeError("sampling began before the first version arrived")
+        return sample(model, weights.version, options)
+
+
 async def hand_over(batch: Batch, samples: Queue[Batch]) -> None:
     """Put a batch into the queue as soon as there is room."""
     while True:
-        # Sleeps at least once: between two leases a waiting switch needs its turn.
-        await anyio.sleep(0.001)
         try:
             return samples.put_nowait(batch)
         except Full:
-            continue
+            await anyio.sleep(0.002)
 
 
 async def sample_forever(
@@ -240,13 +242,9 @@ async def sample_forever(
 ) -> None:
     """Sample batch after batch until cancelled."""
     while True:
-        # The lease pins the weights: a version that becomes whole meanwhile is
-        # switched in after this batch, never in the middle of an answer.
-        with transport.use() as weights:
-            if weights.version is None:
-                raise RuntimeError("sampling began before the first version arrived")
-            work = partial(sample, model, weights.version, job.options)
-            batch = await anyio.to_thread.run_sync(work)
+        batch = await anyio.to_thread.run_sync(
+            sample_pinned, transport, model, job.options
+        )
         await hand_over(batch, job.samples)
 
 
@@ -259,7 +257,6 @@ async def generate(index: int, reports: Connection, job: Job) -> None:
         replica=f"gen-{index}",
         rank=0,
         world_size=1,
-        mode=job.options.mode,
     ) as transport:
         await transport.receive(timeout=PATIENCE)  # no sample without a version
         async with anyio.create_task_group() as tasks:
@@ -351,7 +348,10 @@ def train_step(
 
 
 def push(
-    transport: weightsync.blocking.Trainer, model: Module, version: int, on_busy: str
+    transport: weightsync.blocking.Trainer,
+    model: Module,
+    version: int,
+    on_busy: Literal["wait", "skip"],
 ) -> weightsync.PushReport:
     """Send the weights to every generator, as a new version."""
     report = transport.push(
@@ -456,7 +456,7 @@ class Tally:
             "reward_start": fmean(s.reward for s in self.steps[: self.window]),
             "reward_end": fmean(s.reward for s in self.steps[-self.window :]),
             "versions": 1 + len(own),
-            "version_bytes": max(step.push_bytes for step in own),
+            "push_bytes": max(step.push_bytes for step in own),
             "push_ms": 1e3 * median(step.push_seconds for step in own),
             "switches": len(self.switches),
             "switch_ms": 1e3 * median(self.switches) if self.switches else None,
@@ -520,7 +520,7 @@ def closing_table(figures: dict[str, Any]) -> Table:
         ("reward at the start", "reward_start", "{:.3f}"),
         ("reward at the end", "reward_end", "{:.3f}"),
         ("versions pushed", "versions", "{}"),
-        ("bytes of a version", "version_bytes", "{:,}"),
+        ("bytes of a push to all", "push_bytes", "{:,}"),
         ("push, median ms", "push_ms", "{:.2f}"),
         ("switch, median ms", "switch_ms", "{:.2f}"),
         ("replicas skipped by a push", "skipped", "{}"),

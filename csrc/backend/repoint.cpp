@@ -1,0 +1,40 @@
+#include "repoint.h"
+
+#include "status_error.h"
+
+namespace weightsync {
+namespace {
+
+using shm::Code;
+
+void release_storage(void* context) { delete static_cast<c10::Storage*>(context); }
+
+void check_fits(const at::Tensor& tensor, const at::Tensor& memory,
+                std::int64_t offset) {
+  check(tensor.device().is_cpu() && memory.device().is_cpu(), Code::kUnsupported,
+        "only CPU storages can be exchanged");
+  check(tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes(),
+        Code::kInvalid, "a tensor does not cover its whole storage");
+  const auto end = static_cast<std::uint64_t>(offset) + tensor.nbytes();
+  check(offset >= 0 && end <= memory.nbytes(), Code::kInvalid,
+        "a tensor does not fit into the memory at " + std::to_string(offset));
+}
+
+}  // namespace
+
+void repoint(const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
+             const std::vector<std::int64_t>& offsets) {
+  check(tensors.size() == offsets.size(), Code::kInvalid,
+        "repoint needs one offset for each tensor");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_fits(tensors[i], memory, offsets[i]);
+  }
+  auto* const base = static_cast<std::byte*>(memory.mutable_data_ptr());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto* const owner = new c10::Storage(memory.storage());
+    tensors[i].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+        c10::DataPtr(base + offsets[i], owner, &release_storage, c10::kCPU));
+  }
+}
+
+}  // namespace weightsync

@@ -1,0 +1,170 @@
+"""Trainers and generators that a test drives from outside, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+import weightsync
+from tests.processes.harness import Child, Control
+
+MIB = 1 << 20
+SENTINEL = 0xA5
+
+
+class Outcome(NamedTuple):
+    """How a call ended: "ok" or the class of the error, with value or message."""
+
+    kind: str
+    value: Any
+    seconds: float
+
+
+class Held(NamedTuple):
+    """What a generator says it holds, and the one value of all bytes (None: mixed)."""
+
+    version: int | None
+    value: int | None
+
+
+class Census(NamedTuple):
+    """What a process has open now."""
+
+    descriptors: int
+    mappings: int
+    threads: int
+
+
+def census() -> Census:
+    """Count descriptors, mappings and threads of this process."""
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    tasks = os.listdir("/proc/self/task")
+    return Census(len(os.listdir("/proc/self/fd")), len(mappings), len(tasks))
+
+
+def resident_mib() -> float:
+    """Return the memory that this process occupies."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+def in_shared_memory() -> set[str]:
+    """Return the names in /dev/shm, but for semaphores of Python's multiprocessing."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
+async def timed(call: Awaitable[Any]) -> Outcome:
+    """Await a call and tell how it ended."""
+    started = time.monotonic()
+    try:
+        value = await call
+    except weightsync.WeightSyncError as error:
+        name = type(error).__name__
+        return Outcome(name, str(error), time.monotonic() - started)
+    return Outcome("ok", value, time.monotonic() - started)
+
+
+async def serve(
+    control: Control, calls: Mapping[str, Callable[..., Awaitable[Any]]]
+) -> None:
+    """Make the calls that the test asks for, until it says None."""
+    while (asked := await control.ahear()) is not None:
+        name, arguments = asked
+        control.say(await timed(calls[name](**arguments)))
+
+
+def ask(child: Child, name: str, **arguments: object) -> None:
+    """Start a call of a driven child; ``child.hear()`` returns its Outcome."""
+    child.say((name, arguments))
+
+
+def call(child: Child, name: str, **arguments: object) -> Outcome:
+    """Make a call of a driven child and return its Outcome."""
+    ask(child, name, **arguments)
+    outcome: Outcome = child.hear()
+    return outcome
+
+
+def close(*children: Child) -> float:
+    """Let driven children close and end; return the seconds of the slowest."""
+    started = time.monotonic()
+    for child in children:
+        child.say(None)
+    for child in children:
+        child.result(15)
+    return time.monotonic() - started
+
+
+async def trainer(
+    control: Control, address: str, rank: int, world_size: int, numel: int
+) -> None:
+    """A trainer rank that pushes ``w``, every byte of it the version."""
+    source = torch.zeros(numel, dtype=torch.uint8)
+
+    async def push(version: int, **options: Any) -> Any:
+        source.fill_(version)
+        return await transport.push({"w": source}, version=version, **options)
+
+    async with weightsync.Trainer(
+        address, rank=rank, world_size=world_size, timeout=20
+    ) as transport:
+        control.say("open")
+        await serve(
+            control, {"push": push, "wait_for_replicas": transport.wait_for_replicas}
+        )
+
+
+async def generator(
+    control: Control,
+    address: str,
+    replica: str,
+    rank: int,
+    world_size: int,
+    numel: int,
+    mode: Literal["staged", "swap", "inplace"] = "staged",
+) -> None:
+    """A generator rank that holds ``w`` and may kill a process at its first new byte."""
+    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8)
+
+    async def receive(**options: Any) -> weightsync.Update:
+        return await transport.receive(**options)
+
+    async def held() -> Held:
+        uniform = bool((weight == weight[0]).all())
+        return Held(transport.version, int(weight[0]) if uniform else None)
+
+    async def kill_at_first_byte(pid: int, number: signal.Signals) -> None:
+        before = int(weight[0])
+
+        def watch() -> None:
+            while int(weight[0]) == before:
+                time.sleep(0.0005)
+            os.kill(pid, number)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    async with weightsync.Generator(
+        address,
+        {"w": weight},
+        replica=replica,
+        rank=rank,
+        world_size=world_size,
+        mode=mode,
+        timeout=20,
+    ) as transport:
+        control.say("open")
+        await serve(
+            control,
+            {
+                "receive": receive,
+                "held": held,
+                "kill_at_first_byte": kill_at_first_byte,
+            },
+        )

@@ -1,0 +1,154 @@
+"""A process is killed between pushes or during one: the others end, and know whom."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import driven
+from tests.processes.driven import MIB, SENTINEL, Held, ask, call
+from tests.processes.harness import Child, Processes
+
+TIMEOUT = 5.0
+BOUND = TIMEOUT + 3.0
+
+
+class Pool:
+    """Two trainer ranks, a replica of one rank and one of two, and one that watches."""
+
+    def __init__(self, processes: Processes, address: str, numel: int) -> None:
+        def generator(replica: str, rank: int, size: int, mode: str) -> Child:
+            arguments = (address, replica, rank, size, numel, mode)
+            name = f"{replica}-{rank}"
+            return processes.start(driven.generator, *arguments, name=name)
+
+        self.trainers = [
+            processes.start(driven.trainer, address, rank, 2, numel, name=f"T{rank}")
+            for rank in range(2)
+        ]
+        self.solo = generator("solo", 0, 1, "staged")
+        self.pair = [generator("pair", rank, 2, "staged") for rank in range(2)]
+        self.watch = generator("watch", 0, 1, "inplace")
+        self.generators = [self.solo, *self.pair, self.watch]
+        for child in (*self.trainers, *self.generators):
+            assert child.hear() == "open"
+        for trainer in self.trainers:
+            assert call(trainer, "wait_for_replicas", count=3).kind == "ok"
+
+    def child(self, name: str) -> Child:
+        everyone = (*self.trainers, *self.generators)
+        return next(child for child in everyone if child.name == name)
+
+    def survivors(self, victim: str, children: list[Child]) -> list[Child]:
+        return [child for child in children if child.name != victim]
+
+    def push(self, victim: str, version: int) -> Iterator[driven.Outcome]:
+        trainers = self.survivors(victim, self.trainers)
+        for trainer in trainers:
+            ask(trainer, "push", version=version, timeout=TIMEOUT)
+        return (trainer.hear() for trainer in trainers)
+
+
+def _same(outcomes: list[driven.Outcome]) -> bool:
+    return len({(outcome.kind, str(outcome.value)) for outcome in outcomes}) == 1
+
+
+def _strike(pool: Pool, victim: str, *, during: bool) -> list[driven.Outcome]:
+    """Kill, push version 1, and return how the push ended on the surviving ranks."""
+    pid = pool.child(victim).pid
+    for generator in pool.generators:
+        if generator is pool.watch and during:
+            call(generator, "kill_at_first_byte", pid=pid, number=signal.SIGKILL)
+        ask(generator, "receive", timeout=TIMEOUT)
+    if during:
+        for trainer in pool.trainers:
+            ask(trainer, "push", version=1, timeout=TIMEOUT)
+        alive = pool.survivors(victim, pool.trainers)
+        return [trainer.hear() for trainer in alive]
+    pool.child(victim).kill()
+    return list(pool.push(victim, 1))
+
+
+def _check_memory(pool: Pool, victim: str) -> None:
+    """Every surviving generator has the whole old or the whole new version."""
+    for generator in pool.survivors(victim, pool.generators):
+        if generator is pool.watch:
+            continue  # in place a version that was given up leaves none: documented
+        held = call(generator, "held").value
+
+        assert held in {Held(None, SENTINEL), Held(1, 1)}, generator.name
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["between", "during"])
+@pytest.mark.parametrize("victim", ["solo-0", "pair-0", "pair-1"])
+def test_a_killed_generator_rank_fails_its_replica_only(
+    victim: str, during: bool, processes: Processes, address: str
+) -> None:
+    before = driven.in_shared_memory()
+    pool = Pool(processes, address, 128 * MIB if during else MIB)
+    outcomes = _strike(pool, victim, during=during)
+    replica = victim.partition("-")[0]
+    for outcome in outcomes:
+        failed = {} if outcome.kind != "ok" else outcome.value.failed
+
+        assert "ok" == outcome.kind
+        assert outcome.seconds < BOUND
+        # Between pushes the pool may have lost it before the push began.
+        assert set(failed) <= {replica}
+        assert all(failed.values())
+        assert {"solo", "pair", "watch"} - {replica} == set(outcome.value.delivered)
+        assert not during or replica in failed
+
+    assert _same(outcomes)
+    for generator in pool.survivors(victim, pool.generators):
+        outcome = generator.hear()
+        if generator in pool.pair and replica == "pair":
+            rank = victim.partition("-")[2]
+
+            assert "PeerError" == outcome.kind
+            assert f"rank {rank} of replica 'pair'" in outcome.value
+        else:
+            assert ("ok", 1) == (outcome.kind, outcome.value.version)
+    _check_memory(pool, victim)
+    for version in (2, 3):
+        healthy = [g for g in pool.generators if not g.name.startswith(replica)]
+        for generator in healthy:
+            ask(generator, "receive", timeout=TIMEOUT)
+
+        assert ["ok", "ok"] == [outcome.kind for outcome in pool.push("", version)]
+        assert ["ok"] * len(healthy) == [child.hear().kind for child in healthy]
+
+    alive = pool.survivors(victim, [*pool.trainers, *pool.generators])
+
+    assert driven.close(*alive) < 5.0
+    assert before == driven.in_shared_memory()
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["between", "during"])
+@pytest.mark.parametrize("victim", ["T0", "T1"])
+def test_a_killed_trainer_rank_ends_the_job_and_is_named_everywhere(
+    victim: str, during: bool, processes: Processes, address: str
+) -> None:
+    before = driven.in_shared_memory()
+    pool = Pool(processes, address, 128 * MIB if during else MIB)
+    (outcome,) = _strike(pool, victim, during=during)
+    name = f"trainer rank {victim[1]}"
+
+    assert "PeerError" == outcome.kind
+    assert name in outcome.value
+    assert outcome.seconds < BOUND
+    for generator in pool.generators:
+        received = generator.hear(BOUND)
+        if received.kind == "ok":
+            assert 1 == received.value.version
+            received = call(generator, "receive", timeout=TIMEOUT)
+        assert "PeerError" == received.kind
+        assert name in received.value, (generator.name, received.value)
+        assert received.seconds < BOUND
+    _check_memory(pool, victim)
+    alive = pool.survivors(victim, [*pool.trainers, *pool.generators])
+
+    assert driven.close(*alive) < 5.0
+    assert before == driven.in_shared_memory()

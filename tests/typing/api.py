@@ -1,0 +1,64 @@
+"""What users may write, as the type checkers see it. Checked, never run."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+
+import weightsync
+
+
+async def trainer(module: nn.Module) -> None:
+    async with weightsync.Trainer(
+        "tcp://h:1", rank=0, world_size=2, timeout=5
+    ) as transport:
+        assert_type(transport, weightsync.Trainer)
+        assert_type(await transport.wait_for_replicas(2, timeout=60), tuple[str, ...])
+        report = await transport.push(
+            module.state_dict(), version=3, on_busy="skip", require="all"
+        )
+        assert_type(report, weightsync.PushReport)
+        assert_type(report.version, int)
+        assert_type(report.replicas["gen-0"].reason, str)
+        assert_type(report.delivered, tuple[str, ...])
+
+
+async def generator(module: nn.Module) -> None:
+    async with weightsync.Generator(
+        None, module.state_dict(), replica="gen-0", mode="swap"
+    ) as transport:
+        assert_type(await transport.receive(timeout=1.0), weightsync.Update)
+        assert_type(transport.version, int | None)
+        assert_type(transport.pending, int | None)
+        async for update in transport:
+            assert_type(update.switched, float)
+        with transport.use() as weights:
+            assert_type(weights, weightsync.Weights)
+            assert_type(weights.tensors["w"], torch.Tensor)
+        async with transport.use() as weights:
+            assert_type(weights.version, int | None)
+
+
+def blocking(module: nn.Module) -> None:
+    with weightsync.blocking.Trainer("tcp://h:1") as trainer:
+        assert_type(trainer.push(module.state_dict()), weightsync.PushReport)
+    shard = weightsync.Shard(torch.zeros(2), global_shape=(4,), offsets=(2,))
+    with weightsync.blocking.Generator("tcp://h:1", {"w": shard}) as generator:
+        for update in generator:
+            assert_type(update, weightsync.Update)
+
+
+async def window(group: ProcessGroup) -> None:
+    memory = weightsync.Window.allocate(group, 64)
+    with weightsync.Window(group, memory) as window:
+        assert_type(window.put(torch.zeros(4), 1, offset=8), weightsync.Operation)
+        await window.wait_signals({0: 2}, timeout=1.0)
+        window.wait_signal(0).wait(1.0)
+        assert_type(window.local, torch.Tensor)
+
+
+def errors(error: weightsync.TimedOutError) -> TimeoutError:
+    return error

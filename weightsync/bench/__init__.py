@@ -1,0 +1,1 @@
+"""``python -m weightsync.bench``: how fast this machine moves weights, verified."""

@@ -1,0 +1,144 @@
+"""What the cases measure: plain values, and the JSON that they become."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from weightsync.bench.environment import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA: Final = 1
+"""Changes when a field of the JSON changes its meaning."""
+
+UNSTEADY: Final = 1.5
+"""Largest ratio of p90 and p50 of the memcpy that still means something."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Seconds of one thing that was repeated."""
+
+    p50: float
+    p90: float
+    p99: float
+    count: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread:
+        """Summarise; a percentile is a value that was measured (nearest rank)."""
+        ordered = sorted(seconds)
+
+        def rank(share: float) -> float:
+            return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+        return cls(median(ordered), rank(0.9), rank(0.99), len(ordered))
+
+
+class PutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Put, signal and wait of one size.
+
+    ``latency`` is one way of one put; ``burst`` one way of ``depth`` puts in flight.
+    ``memcpy`` and ``memcpy_burst`` copy the same bytes in as many calls. Bandwidths are
+    those of the burst, in bytes per second; ratios compare medians, 1 is as fast as
+    memcpy.
+    """
+
+    size: int
+    depth: int
+    latency: Spread
+    memcpy: Spread
+    burst: Spread
+    memcpy_burst: Spread
+    ratio: float
+    bandwidth: float
+    memcpy_bandwidth: float
+    bandwidth_ratio: float
+
+
+class PushRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Pushes of one state dict in one mode.
+
+    ``visible``: seconds from the call of push until the last generator's receive has
+    returned; ``returned``: until push has. ``switched`` is the part of a generator's
+    switch. ``ratio`` is 1 where the bytes become visible as fast as one memcpy moves
+    them. Gaps are the longest pauses of the callers' event loops; rises are bytes of
+    resident memory above the windows. ``verified`` is bytes compared on generators.
+    """
+
+    case: Literal["model", "small", "one"]
+    mode: str
+    tensors: int
+    nbytes: int
+    trainers: int
+    replicas: int
+    visible: Spread
+    returned: Spread
+    switched: Spread
+    memcpy: Spread
+    bandwidth: float
+    ratio: float
+    trainer_gap: float
+    generator_gap: float
+    trainer_rise: int
+    generator_rise: int
+    verified: int
+
+
+class PutResult(msgspec.Struct, frozen=True, tag="put-signal", tag_field="benchmark"):
+    """One run of ``put-signal``; ``verified`` is bytes compared by all ranks."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[PutRow]
+
+
+class PushResult(msgspec.Struct, frozen=True, tag="push", tag_field="benchmark"):
+    """One run of ``push``.
+
+    ``small_factor``: by mode, how many times longer many small tensors took than one
+    tensor of the same bytes.
+    """
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[PushRow]
+    small_factor: dict[str, float]
+
+
+Result = PutResult | PushResult
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything that one call of the command measured."""
+
+    environment: Environment
+    warnings: list[str]
+    results: list[Result]
+    schema: int = SCHEMA
+
+
+def unsteady(result: Result) -> list[str]:
+    """Name the rows whose memcpy varied so much that the machine was not quiet."""
+    found: list[str] = []
+    for row in result.rows:
+        spread = row.memcpy_burst if isinstance(row, PutRow) else row.memcpy
+        if spread.p90 > UNSTEADY * spread.p50:
+            found.append(_name(row))
+    if not found:
+        return []
+    message = (
+        f"memcpy itself varied by more than {UNSTEADY} (p90 to p50) at "
+        f"{', '.join(found)}: the machine was not quiet"
+    )
+    return [message]
+
+
+def _name(row: PutRow | PushRow) -> str:
+    if isinstance(row, PutRow):
+        return f"{row.size} B"
+    return f"{row.case}/{row.mode}"

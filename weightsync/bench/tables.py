@@ -1,0 +1,150 @@
+"""Results as tables for people: with rich on a terminal, else as plain text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightsync.bench.results import PushResult, PutResult, PutRow
+from weightsync.bench.units import format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import TextIO
+
+    from weightsync.bench.environment import Environment
+    from weightsync.bench.results import PushRow, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, the heads of the columns, the cells, and lines below."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+    def plain(self) -> str:
+        """Align the columns with spaces."""
+        lines = [self.heads, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.rjust(width) for cell, width in zip(line, widths, strict=True)
+            )
+            for line in lines
+        ]
+        return "\n".join([self.title, *text, *self.notes])
+
+
+def environment_lines(environment: Environment) -> list[str]:
+    """Say where the figures come from."""
+    found = environment
+    machine = (found.cpu, f"{found.cores} cores", f"{format_size(found.memory)} memory")
+    software = (f"Python {found.python}", f"torch {found.torch}")
+    return [
+        ", ".join((*machine, f"load {found.load:.2f}")),
+        ", ".join((found.system, *software, f"weightsync {found.weightsync}")),
+    ]
+
+
+def table(result: Result) -> Table:
+    """Turn a result into a table."""
+    return _put_table(result) if isinstance(result, PutResult) else _push_table(result)
+
+
+def show(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> None:
+    """Write to a stream."""
+    if stream.isatty() and _show_rich(lines, tables, stream):
+        return
+    for line in lines:
+        print(line, file=stream)
+    for each in tables:
+        print(f"\n{each.plain()}", file=stream)
+
+
+def _show_rich(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> bool:
+    """Write with rich; False where it is not installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table as RichTable
+    except ImportError:
+        return False
+    console = Console(file=stream, highlight=False)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    for each in tables:
+        drawn = RichTable(title=each.title, title_justify="left")
+        for head in each.heads:
+            drawn.add_column(head, justify="right")
+        for row in each.rows:
+            drawn.add_row(*row)
+        console.print()
+        console.print(drawn)
+        for note in each.notes:
+            console.print(note, markup=False, soft_wrap=True)
+    return True
+
+
+def _put_table(result: PutResult) -> Table:
+    heads = (
+        *("size", "one way p50", "p99", "memcpy p50", "ratio"),
+        *("in flight", "bandwidth", "memcpy", "ratio"),
+    )
+    notes = [
+        "Ratio: 1 is as fast as a plain memcpy of the same bytes.",
+        "In flight: the puts of the bandwidth figures.",
+        f"{format_size(result.verified)} were compared and are right.",
+    ]
+    title = f"put, signal and wait between {result.parameters['ranks']} ranks"
+    return Table(title, heads, [_put_cells(row) for row in result.rows], notes)
+
+
+def _put_cells(row: PutRow) -> tuple[str, ...]:
+    return (
+        format_size(row.size),
+        format_seconds(row.latency.p50),
+        format_seconds(row.latency.p99),
+        format_seconds(row.memcpy.p50),
+        f"{row.ratio:.2f}",
+        str(row.depth),
+        format_rate(row.bandwidth),
+        format_rate(row.memcpy_bandwidth),
+        f"{row.bandwidth_ratio:.2f}",
+    )
+
+
+def _push_table(result: PushResult) -> Table:
+    heads = (
+        *("mode", "tensors", "bytes", "visible p50", "p99", "bandwidth"),
+        *("memcpy p50", "ratio", "loop gap", "memory rise"),
+    )
+    notes = [
+        "Visible: from the call of push until receive has returned.",
+        "Ratio: 1 is as fast as one memcpy of the same bytes.",
+        "Loop gap, memory rise above the window: the worse of trainer and generator.",
+    ]
+    notes += [
+        f"{mode}: many small tensors took {factor:.1f} times as long as one large."
+        for mode, factor in result.small_factor.items()
+    ]
+    notes.append(f"{format_size(result.verified)} were compared and are right.")
+    trainers, replicas = result.parameters["trainers"], result.parameters["replicas"]
+    title = f"push from {trainers} trainer ranks to {replicas} replicas"
+    return Table(title, heads, [_push_cells(row) for row in result.rows], notes)
+
+
+def _push_cells(row: PushRow) -> tuple[str, ...]:
+    return (
+        row.mode,
+        str(row.tensors),
+        format_size(row.nbytes),
+        format_seconds(row.visible.p50),
+        format_seconds(row.visible.p99),
+        format_rate(row.bandwidth),
+        format_seconds(row.memcpy.p50),
+        f"{row.ratio:.2f}",
+        format_seconds(max(row.trainer_gap, row.generator_gap)),
+        format_size(max(row.trainer_rise, row.generator_rise)),
+    )
