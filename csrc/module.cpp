@@ -68,9 +68,10 @@ void bind_window(py::module_& module) {
            py::arg("counts"), py::arg("timeout"), py::arg("async_op"), Unlocked())
       .def("copy_local", &WindowShm::copy_local, py::arg("tensors"), py::arg("runs"),
            py::arg("to_window"), py::arg("async_op"), Unlocked())
-      .def("available_signals", &WindowShm::available_signals, py::arg("peer_rank"))
+      .def("available_signals", &WindowShm::available_signals, py::arg("peer_rank"),
+           Unlocked())
       .def("connect", &WindowShm::connect, py::arg("peers"), Unlocked())
-      .def("peer_nbytes", &WindowShm::peer_nbytes, py::arg("peer_rank"));
+      .def("peer_nbytes", &WindowShm::peer_nbytes, py::arg("peer_rank"), Unlocked());
 }
 
 void bind_process_group(py::module_& module) {

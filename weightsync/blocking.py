@@ -40,7 +40,9 @@ class _Blocking(Generic[SessionT]):
         """Warn about a transport that was dropped while open."""
         core = getattr(self, "_core", None)
         if core is not None and core.open:
-            warnings.warn(f"unclosed {core!r}", ResourceWarning, source=self)
+            warnings.warn(
+                f"unclosed {core!r}", ResourceWarning, stacklevel=2, source=self
+            )
 
     def __enter__(self) -> Self:
         """Open."""
@@ -104,7 +106,7 @@ class Trainer(_Blocking[TrainerSession]):
             session.rank.wait_for_replicas, count, self._seconds(timeout)
         )
 
-    def push(
+    def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         state_dict: Mapping[str, object],
         *,
@@ -136,7 +138,7 @@ class Trainer(_Blocking[TrainerSession]):
 class Generator(_Blocking[GeneratorSession]):
     """``weightsync.Generator`` with plain methods; see there."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None,
         state_dict: Mapping[str, object],

@@ -25,6 +25,7 @@ from weightsync.errors import (
     TimedOutError,
     WeightSyncError,
 )
+from weightsync.forked import hold
 from weightsync.framing import FramedStream, frame
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class Listener:
         self._unproven = 0
         self._closed = False
         self._scope = anyio.CancelScope()
+        hold(self, listener.extra(SocketAttribute.raw_socket).fileno)
 
     def __repr__(self) -> str:
         """Show the address and the state."""

@@ -15,6 +15,7 @@ import msgspec
 from anyio.abc import SocketAttribute
 
 from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
+from weightsync.forked import hold
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,7 +56,9 @@ class FramedStream:
         self._stream = stream
         self._sending = anyio.Lock()
         self._received = bytearray()
-        _tune(stream)
+        raw = stream.extra(SocketAttribute.raw_socket)
+        _tune(raw)
+        hold(self, raw.fileno)
 
     async def send(self, whole: bytearray) -> None:
         """Send a frame; a send cancelled after its first byte closes the stream."""
@@ -139,8 +142,7 @@ class FramedStream:
         return PeerError(f"{self.peer} closed the connection")
 
 
-def _tune(stream: SocketStream) -> None:
-    raw = stream.extra(SocketAttribute.raw_socket)
+def _tune(raw: socket.socket) -> None:
     with suppress(OSError):  # A peer that is gone already shows at the next call.
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

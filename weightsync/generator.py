@@ -107,7 +107,7 @@ class GeneratorRank:
     # Calls
 
     async def receive(self, timeout: float | None) -> Update:
-        """Wait for the next whole version and switch it in; see ``Generator.receive``."""
+        """Wait for the next whole version and switch it in; see ``Generator``."""
         started = anyio.current_time()
         with anyio.move_on_after(timeout) as scope:
             async with self._receiving:
@@ -210,7 +210,7 @@ class GeneratorRank:
 
     # What the hub says
 
-    def handle(self, message: ToRank) -> None:
+    def handle(self, message: ToRank) -> None:  # noqa: C901 -- one case a message.
         """Act on one message; starts a task for what takes time."""
         match message:
             case Accepted():
@@ -278,7 +278,9 @@ class GeneratorRank:
 
     def _expect(self, message: Expect) -> None:
         if self.epochs.exposed is None:
-            raise ProtocolError(f"version {message.version} comes while nothing is open")
+            raise ProtocolError(
+                f"version {message.version} comes while nothing is open"
+            )
         self._arrival = _Arrival(message, self.epochs.exposed)
         self._start(self._arrive, self._arrival)
         self.notify()

@@ -65,9 +65,7 @@ class Hub:
 
     # Forming the replica
 
-    def rank_joined(
-        self, hello: RankHello, manifest: Manifest, peer: Peer
-    ) -> None:
+    def rank_joined(self, hello: RankHello, manifest: Manifest, peer: Peer) -> None:
         """Admit a rank; PlanError where it does not belong."""
         if self.ended is not None:
             raise PeerError(f"replica {self.replica!r} has ended")

@@ -177,7 +177,9 @@ def _check_mapping(state_dict: Mapping[str, object]) -> None:
     for name in state_dict:
         key: object = name
         if not isinstance(key, str):
-            raise PlanError(f"a name is a str, not the {type(key).__qualname__} {key!r}")
+            raise PlanError(
+                f"a name is a str, not the {type(key).__qualname__} {key!r}"
+            )
 
 
 def _pieces(state_dict: Mapping[str, object]) -> list[_Piece]:

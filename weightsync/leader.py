@@ -1,7 +1,7 @@
 """The leader: what trainer rank 0 does for everybody, over the control channels.
 
-It accepts trainer ranks and replicas, hands what they say to ``Members`` and ``Pushes``,
-and notices when one is gone.
+It accepts trainer ranks and replicas, hands what they say to ``Members`` and
+``Pushes``, and notices when one is gone.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Leader:
         try:
             self.members.trainer_joined(hello.rank, hello.world_size, peer)
         except WeightSyncError as error:
+            peer.discard()
             await stream.send(Ended(Fault.of(error)))
             raise
         left = False
@@ -129,7 +130,9 @@ class Leader:
             case Leaving():
                 self.members.trainers[rank].finish()
             case _:
-                raise ProtocolError(f"trainer rank {rank} sent {type(message).__name__}")
+                raise ProtocolError(
+                    f"trainer rank {rank} sent {type(message).__name__}"
+                )
 
     # Replicas
 
@@ -139,6 +142,7 @@ class Leader:
             manifests = await self._manifests(hello, stream)
             replica = self.members.replica_joined(hello, manifests, peer)
         except WeightSyncError as error:
+            peer.discard()
             await stream.send(Ended(Fault.of(error)))
             raise
         left = False
@@ -153,7 +157,8 @@ class Leader:
         self.members.drop(replica, reason, clean=left)
 
     async def _manifests(self, hello: ReplicaHello, stream: MessageStream) -> Any:
-        with anyio.fail_after(MANIFEST_SECONDS):
+        message: Any = None
+        with anyio.move_on_after(MANIFEST_SECONDS):
             message = await stream.receive()
         if not isinstance(message, Manifests):
             raise ProtocolError(f"{stream.peer} sent no manifests")

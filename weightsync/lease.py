@@ -43,7 +43,9 @@ class Lease:
     arrives).
     """
 
-    def __init__(self, core: Core[GeneratorSession], tensors: dict[str, Tensor]) -> None:
+    def __init__(
+        self, core: Core[GeneratorSession], tensors: dict[str, Tensor]
+    ) -> None:
         self._core = core
         self._tensors = tensors
         self._rank: GeneratorRank | None = None

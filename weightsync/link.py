@@ -59,7 +59,7 @@ class Prepared:
         return self._totals[pair]
 
     def signals(self, trainer: int, generator: int) -> int:
-        """Signals of one push: one for each row, one for the header, if anything moves."""
+        """Signals of one push: one a row and one for the header, if anything moves."""
         rows, _ = self.totals(trainer, generator)
         return rows + 1 if rows else 0
 
@@ -72,11 +72,11 @@ class Prepared:
 class Link:
     """What both ends have in common: the group, its window, the layouts known."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Remembered[bytes, Layout]) -> None:
         self.group: Any = create_shm(None, enable_reconfigure=True)
         self.handle: Final[str] = self.group.get_reconfigure_handle()
         self.trainers = 0
-        self._layouts: Remembered[bytes, Layout] = Remembered()
+        self._layouts: Final = layouts
         self._plans: Remembered[bytes, Prepared] = Remembered()
         self._window: Window | None = None
 
@@ -86,10 +86,6 @@ class Link:
         if self._window is None:
             raise ClosedError("the link is not formed")
         return self._window
-
-    def learn(self, layout: Layout) -> None:
-        """Remember the manifests of the trainer ranks for the pushes to come."""
-        self._layouts.put(layout.digest, layout)
 
     def form(self, form: FormLink, memory: Tensor) -> None:
         """Meet the other ranks and register this rank's memory. Blocks."""
@@ -124,7 +120,7 @@ class Link:
         return f"generator rank {rank - self.trainers} "
 
     def prepare(self, head: Put | Expect, replica: Sequence[Manifest]) -> Prepared:
-        """Make the plan of a push, or find it; ProtocolError if it is not the leader's."""
+        """Make or find the plan of a push; ProtocolError if it is not the leader's."""
         if not self._layouts.use(head.layout):
             raise ProtocolError("a push names a layout that was never sent")
         if not self._plans.use(head.layout):
@@ -139,10 +135,10 @@ class Link:
 
 
 class TrainerLink(Link):
-    """A trainer rank's end: it puts."""
+    """A trainer rank's end: it puts. All links of a rank share ``layouts``."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__()
+    def __init__(self, rank: int, layouts: Remembered[bytes, Layout]) -> None:
+        super().__init__(layouts)
         self._rank: Final = rank
         self._replica: tuple[Manifest, ...] = ()
         self._slots: list[Slots] = []
@@ -246,9 +242,14 @@ class GeneratorLink(Link):
     """A generator rank's end: it waits for signals."""
 
     def __init__(self, rank: int, slots: Slots) -> None:
-        super().__init__()
+        super().__init__(Remembered())
         self._rank: Final = rank
         self._slots: Final = slots
+        self._names: tuple[bytes, frozenset[str]] | None = None
+
+    def learn(self, layout: Layout) -> None:
+        """Remember the manifests of the trainer ranks for the pushes to come."""
+        self._layouts.put(layout.digest, layout)
 
     def await_signals(
         self, expect: Expect, replica: Sequence[Manifest]
@@ -280,5 +281,8 @@ class GeneratorLink(Link):
 
     def pushed_names(self, layout: bytes) -> frozenset[str]:
         """Names that any trainer rank pushes in a layout."""
-        manifests = self._layouts[layout].manifests
-        return frozenset(name for manifest in manifests for name in manifest.names)
+        if self._names is None or self._names[0] != layout:
+            manifests = self._layouts[layout].manifests
+            names = frozenset(name for m in manifests for name in m.names)
+            self._names = layout, names
+        return self._names[1]

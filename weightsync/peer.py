@@ -84,22 +84,28 @@ class Peer:
         self._finishing = True
         self._send.close()
 
+    def discard(self) -> None:
+        """Forget what was posted: there will be no conversation, or it has ended."""
+        self._send.close()
+        self._queue.close()
+
     async def run(self, handle: Callable[[Any], None]) -> WeightSyncError:
         """Converse until the end; return why it ended.
 
         ``handle`` gets each message. It must not wait. A WeightSyncError that it raises
         ends the conversation with this peer.
         """
-        async with anyio.create_task_group() as tasks:
-            self._scope = tasks.cancel_scope
-            if self.lost is not None:
-                tasks.cancel_scope.cancel()
-            tasks.start_soon(self._write)
-            tasks.start_soon(self._read, handle)
-        with anyio.CancelScope(shield=True):
-            await self._stream.aclose()
-        self._send.close()
-        self._queue.close()
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._scope = tasks.cancel_scope
+                if self.lost is not None:
+                    tasks.cancel_scope.cancel()
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._read, handle)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+            self.discard()
         if self.lost is None:
             self.lost = ClosedError(f"the channel to {self.name} was closed")
         return self.lost

@@ -1,4 +1,4 @@
-"""Captures a state dict again in a fraction of the time, while its layout is the same."""
+"""Captures a state dict again in a fraction of the time, if its layout is the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Recapture:
         if not set(map(type, values)) <= _PLAIN:
             return capture(state_dict, ignore=ignore)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        key = (tuple(state_dict), describe(tensors))
+        try:
+            key = (tuple(state_dict), describe(tensors))
+        except RuntimeError:  # No sizes or strides: capture says whose.
+            return capture(state_dict, ignore=ignore)
         if self._manifest is not None and key == self._key:
             return Captured(self._manifest, tuple(tensors))
         captured = capture(state_dict, ignore=ignore)

@@ -92,11 +92,19 @@ class Session:
         self._talking = 0
 
     async def open(self) -> None:
-        """Join the others."""
-        raise NotImplementedError
+        """Join the others; what fails or is cancelled leaves nothing open."""
+        try:
+            await self._join()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
 
     async def close(self) -> None:
         """Leave the others."""
+        raise NotImplementedError
+
+    async def _join(self) -> None:
         raise NotImplementedError
 
     async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
@@ -205,7 +213,7 @@ class TrainerSession(Session):
     rank: TrainerRank
     _leader: Leader | None = None
 
-    async def open(self) -> None:
+    async def _join(self) -> None:
         """Meet the leader; return when it has accepted this rank."""
         place = self.place
         hello = TrainerHello(place.rank, place.world_size)
@@ -218,14 +226,13 @@ class TrainerSession(Session):
         peer = Peer(stream)
         self.rank = TrainerRank(place.rank, peer, self._tasks)
         self._tasks.on_crash = self.rank.crashed
-        self._tasks.start_soon(
-            self._converse, peer, self.rank.handle, self.rank.lost
-        )
+        self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
         await self._accepted(self.rank, peer)
 
     async def close(self) -> None:
         """Leave, and end the pool if this is the leader."""
-        await self.rank.leave()
+        if hasattr(self, "rank"):
+            await self.rank.leave()
         if self._leader is not None:
             await self._leader.close()
         await self._flush()
@@ -260,7 +267,7 @@ class GeneratorSession(Session):
         self._mode: Final = mode
         self._registered: Final = registered
 
-    async def open(self) -> None:
+    async def _join(self) -> None:
         """Allocate the window and join; return when this rank was accepted."""
         link = await in_thread(self._prepare)
         hello = RankHello(
@@ -284,7 +291,8 @@ class GeneratorSession(Session):
 
     async def close(self) -> None:
         """Leave the pool."""
-        await self.rank.leave()
+        if hasattr(self, "rank"):
+            await self.rank.leave()
         await self._flush()
 
     def _prepare(self) -> GeneratorLink:
@@ -351,7 +359,8 @@ class GeneratorSession(Session):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
         stream.peer = f"rank {body.rank} of replica {body.replica!r}"
-        with anyio.fail_after(MANIFEST_SECONDS):
+        message: Any = None
+        with anyio.move_on_after(MANIFEST_SECONDS):
             message = await stream.receive()
         if hub is None or not isinstance(message, Manifests):
             raise ProtocolError(f"{stream.peer} sent no manifest")
@@ -361,6 +370,7 @@ class GeneratorSession(Session):
             validate_manifest(manifest)
             hub.rank_joined(body, manifest, peer)
         except (WeightSyncError, ValueError) as error:
+            peer.discard()
             await stream.send(Ended(Fault.of(error)))
             raise
         left = False

@@ -12,9 +12,9 @@ Status = Literal["delivered", "skipped", "failed"]
 class ReplicaReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a push did to one replica.
 
-    ``delivered``: every rank of it holds the whole version. ``skipped``: it was busy, or
-    left; it keeps its version. ``failed``: see ``reason``; it keeps its version too, and
-    ``removed`` says whether it is still in the pool.
+    ``delivered``: every rank of it holds the whole version. ``skipped``: it was busy,
+    or left; it keeps its version. ``failed``: see ``reason``; it keeps its version too.
+    ``removed``: it is no longer in the pool.
     """
 
     status: Status

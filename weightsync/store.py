@@ -16,6 +16,7 @@ import msgspec
 import torch.distributed
 
 from weightsync.errors import PeerError, PlanError, ProtocolError, TimedOutError
+from weightsync.forked import hold
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -152,7 +153,7 @@ def _host(address: TcpAddress, timeout: float) -> Store:
         # The store owns its descriptor from here on, and closes it when it goes.
         descriptor = os.dup(listener.fileno())
     try:
-        return torch.distributed.TCPStore(
+        store = torch.distributed.TCPStore(
             host,
             port,
             is_master=True,
@@ -162,6 +163,8 @@ def _host(address: TcpAddress, timeout: float) -> Store:
         )
     except RuntimeError as error:
         raise PeerError(f"cannot serve the store at {address}: {error}") from error
+    hold(store, lambda: descriptor)
+    return store
 
 
 def _listen(address: TcpAddress) -> socket.socket:

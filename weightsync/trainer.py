@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 import torch
@@ -45,6 +45,7 @@ from weightsync.messages import (
 )
 from weightsync.recapture import Recapture
 from weightsync.runtime import in_thread
+from weightsync.window import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +91,7 @@ class TrainerRank:
         self._push: _Push | None = None
         self._capture = Recapture()
         self._sent: Remembered[bytes, None] = Remembered()
+        self._layouts: Remembered[bytes, Layout] = Remembered()
 
     # Calls
 
@@ -226,8 +228,7 @@ class TrainerRank:
             case DropLink():
                 self._drop(message)
             case Layout():
-                for link in self._links.values():
-                    link.learn(message)
+                self._layouts.put(message.digest, message)
             case Verify():
                 self._verify(message)
             case Put():
@@ -287,12 +288,12 @@ class TrainerRank:
             self._peer.post(Verified(message.push, equal))
 
     def _equal(self, push: _Push, first: str, second: str) -> bool:
-        """Whether this rank holds both, with equal bytes; PlanError where they differ."""
+        """Whether this rank holds both, equal in bytes; PlanError where they differ."""
         if first not in push.names or second not in push.names:
             return False
         one, other = (push.tensors[push.names[name]] for name in (first, second))
         same = one.shape == other.shape and one.dtype == other.dtype
-        if same and torch.equal(_bytes(one), _bytes(other)):
+        if same and torch.equal(as_bytes(one), as_bytes(other)):
             return True
         message = (
             f"{first!r} and {second!r} have different values, but share one storage "
@@ -304,7 +305,7 @@ class TrainerRank:
 
     def _offer(self, message: OfferLink) -> None:
         try:
-            link = TrainerLink(self.rank)
+            link = TrainerLink(self.rank, self._layouts)
         except WeightSyncError as error:
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
             return
@@ -328,6 +329,7 @@ class TrainerRank:
             self._tasks.start_soon(in_thread, link.abort)
 
     def _start_put(self, message: Put) -> None:
+        self._layouts.use(message.layout)  # here too where the push is given up already
         push, link = self._push, self._links.get(message.link)
         if push is None or push.number != message.push or link is None:
             # Given up here already: nothing is sent, and the leader hears so.
@@ -358,8 +360,3 @@ class TrainerRank:
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
-

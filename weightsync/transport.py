@@ -72,7 +72,7 @@ class Core(Generic[SessionT]):
     @property
     def session(self) -> SessionT:
         """The open session; raises as ``runtime`` does."""
-        self.runtime
+        self.runtime.check()
         if self._session is None:
             raise ClosedError(f"{self.name} is not opened yet")
         return self._session
@@ -117,7 +117,9 @@ class Transport(Generic[SessionT]):
         """Warn about a transport that was dropped while open."""
         core = getattr(self, "_core", None)
         if core is not None and core.open:
-            warnings.warn(f"unclosed {core!r}", ResourceWarning, source=self)
+            warnings.warn(
+                f"unclosed {core!r}", ResourceWarning, stacklevel=2, source=self
+            )
 
     async def __aenter__(self) -> Self:
         """Open; see the class."""
@@ -226,7 +228,7 @@ class Trainer(Transport[TrainerSession]):
             session.rank.wait_for_replicas, count, seconds
         )
 
-    async def push(
+    async def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         state_dict: Mapping[str, object],
         *,
@@ -247,7 +249,9 @@ class Trainer(Transport[TrainerSession]):
 
         Args:
             state_dict: names to tensors.
-            version: must increase; the last one plus 1 by default. The same on all ranks.
+            version: must increase; the last one plus 1 by default. Pushes that overlap
+                on one rank are matched with those of the other ranks in the order of
+                the calls: give each its version where that order might differ.
             partial: allow names of the replicas to be missing; they keep their values.
             on_busy: ``"wait"`` until a replica has switched the version before in, or
                 ``"skip"`` it.
@@ -302,7 +306,7 @@ class _Joined(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def generator_core(
+def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed on.
     address: str | None,
     state_dict: Mapping[str, object],
     replica: str | None,
@@ -330,17 +334,15 @@ def generator_core(
         )
 
     names = registered.manifest.names
-    return _Joined(
-        Core(name, make), dict(zip(names, registered.tensors, strict=True))
-    )
+    return _Joined(Core(name, make), dict(zip(names, registered.tensors, strict=True)))
 
 
 class Generator(Transport[GeneratorSession]):
     """One rank of a replica.
 
-    Enter it with ``async with``: it joins the pool of the trainers at the address, which
-    may come later. From then on versions arrive by themselves; ``receive`` switches them
-    into the tensors. Not bound to an event loop, like ``Trainer``.
+    Enter it with ``async with``: it joins the pool of the trainers at the address,
+    which may come later. From then on versions arrive by themselves; ``receive``
+    switches them into the tensors. Not bound to an event loop, like ``Trainer``.
 
     Args:
         address: of the trainers' store; ``WEIGHTSYNC_STORE`` by default.
@@ -352,7 +354,8 @@ class Generator(Transport[GeneratorSession]):
         mode: ``"staged"`` copies a version into the tensors when it is switched in;
             ``"swap"`` re-points their storages, so ``data_ptr`` changes at each switch;
             ``"inplace"`` lets versions arrive in the tensors themselves, which cannot
-            be read between the call of ``receive`` and its return.
+            be read between the call of ``receive`` and its return; where it times out
+            in the middle of a version, not before the next one returns.
         job: distinguishes jobs that share a store.
         timeout: seconds for opening, and for calls that are given none.
 
@@ -361,7 +364,7 @@ class Generator(Transport[GeneratorSession]):
     the trainers do not come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None,
         state_dict: Mapping[str, object],

@@ -63,9 +63,21 @@ class Tensors:
         if names not in self._tables:
             self._tables = {names: self._copies(names)}
         runs, strided = self._tables[names]
-        await window.copy_out(self._tensors, runs)
+        try:
+            await window.copy_out(self._tensors, runs)
+        except PlanError as error:
+            raise PlanError(f"{self._shrunk()}{error}") from error
         if strided:
             await in_thread(self._copy_strided, strided)
+
+    def _shrunk(self) -> str:
+        """Say which tensors have lost memory since they were registered."""
+        names = [
+            spec.name
+            for spec, tensor in zip(self._specs, self._tensors, strict=True)
+            if tensor.untyped_storage().nbytes() < spec.nbytes
+        ]
+        return f"{names}: storage freed since it was registered; " if names else ""
 
     def _copies(self, names: frozenset[str]) -> tuple[Tensor, list[int]]:
         """Runs of the contiguous tensors, and the indices of the others."""
@@ -111,15 +123,12 @@ class Tensors:
 
     def _view_all(self, slot: int) -> list[Tensor]:
         base = self._slots.data(slot)
-        memory = {False: self._memory, True: _for_inference(self._memory)}
         views: list[Tensor] = []
         for spec, offset, tensor in zip(
             self._specs, self._offsets, self._tensors, strict=True
         ):
-            # A tensor whose storage is exchanged takes over what kind the other is.
-            with torch.inference_mode(kind := tensor.is_inference()):
-                data = memory[kind][base + offset : base + offset + spec.nbytes]
-                views.append(data.view(tensor.dtype).view(tensor.shape))
+            data = self._memory[base + offset : base + offset + spec.nbytes]
+            views.append(data.view(tensor.dtype).view(tensor.shape))
         return views
 
     def _repoint(self, slot: int) -> None:
@@ -132,14 +141,6 @@ class Tensors:
         )
 
 
-def _for_inference(memory: Tensor) -> Tensor:
-    """The same memory as a tensor made in inference mode."""
-    with torch.inference_mode():
-        face = torch.empty(0, dtype=memory.dtype)
-        face.set_(memory.untyped_storage(), 0, memory.shape, memory.stride())
-    return face
-
-
 def check_mode(mode: Mode, registered: Registered) -> None:
     """Refuse tensors whose storage a mode could not exchange."""
     if mode is Mode.STAGED:
@@ -150,8 +151,8 @@ def check_mode(mode: Mode, registered: Registered) -> None:
         whole = tensor.untyped_storage().nbytes() == spec.nbytes
         if spec.nbytes and not (whole and tensor.is_contiguous()):
             message = (
-                f"{spec.name!r}: mode {mode.value!r} exchanges whole storages, but this "
-                f"tensor of {spec.nbytes} bytes is part of a storage of "
+                f"{spec.name!r}: mode {mode.value!r} exchanges whole storages, but "
+                f"this tensor of {spec.nbytes} bytes is part of a storage of "
                 f"{tensor.untyped_storage().nbytes()} or is not contiguous; use mode "
                 "'staged' for it"
             )

@@ -6,7 +6,7 @@ file knows only what is here, not which engine is below. Offsets and sizes are b
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import WindowAccessType
 from weightsync.errors import ClosedError, EpochError, PlanError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
     from torch import Tensor
     from torch._C._distributed_c10d import Backend, ProcessGroup, Work
 
@@ -88,8 +90,8 @@ class Window:
             allocation. Every rank registers one.
 
     Creating and closing a window is collective. Its memory begins in an access epoch:
-    ``local`` may be read. ``expose`` opens an exposure epoch, in which peers may put and
-    ``local`` raises; ``conceal`` ends it.
+    ``local`` may be read. ``expose`` opens an exposure epoch, in which peers may put
+    and ``local`` raises; ``conceal`` ends it.
 
     Raises UnsupportedError where the group has no windows, or its windows are not in
     SEPARATE mode.
@@ -118,9 +120,7 @@ class Window:
     def __repr__(self) -> str:
         """Show rank, size and epoch."""
         state = "closed" if self._closed else "exposed" if self._exposed else "readable"
-        return (
-            f"<Window rank {self.rank} of {self.size}, {self.nbytes} bytes, {state}>"
-        )
+        return f"<Window rank {self.rank} of {self.size}, {self.nbytes} bytes, {state}>"
 
     def __enter__(self) -> Window:
         """Enter; leaving closes the window, which is collective."""
@@ -166,7 +166,9 @@ class Window:
         """
         self._check_open()
         if self._exposed:
-            raise EpochError(f"{self!r} may be written by peers now: conceal() it first")
+            raise EpochError(
+                f"{self!r} may be written by peers now: conceal() it first"
+            )
         return self._tensor
 
     def expose(self) -> None:
@@ -191,8 +193,7 @@ class Window:
         Raises PlanError when the bytes do not fit, before any is moved.
         """
         self._check_open()
-        data = tensor.detach().reshape(-1).view(torch.uint8)
-        return Operation(self._window.put(data, peer, offset, True))
+        return Operation(self._window.put(as_bytes(tensor), peer, offset, True))
 
     def put_many(self, tensors: Sequence[Tensor], runs: Tensor, peer: int) -> Operation:
         """Write many runs in one call, then signal once for each row of each run.
@@ -204,6 +205,9 @@ class Window:
         is moved.
         """
         self._check_open()
+        if runs.dtype != torch.int64 or runs.dim() != 2 or runs.shape[1] != RUN_COLUMNS:
+            found = f"{runs.dtype} of shape {tuple(runs.shape)}"
+            raise PlanError(f"runs are int64 of shape (n, {RUN_COLUMNS}), not {found}")
         if self._batched:
             signals = int(runs[:, 3].sum())
             return Operation(
@@ -259,14 +263,15 @@ class Window:
         return self._copy(tensors, runs, to_window=True)
 
     def close(self) -> None:
-        """Deregister with all ranks. Idempotent; needs every rank, or a timeout ends it.
+        """Deregister with all ranks. Idempotent; needs every rank, or times out.
 
         A group that was aborted or shut down has closed its windows already.
         """
         if self._closed:
             return
         self._closed = True
-        self._window.tensor_deregister()
+        with suppress(ClosedError):
+            self._window.tensor_deregister()
 
     def _copy(
         self, tensors: Sequence[Tensor], runs: Tensor, *, to_window: bool
@@ -274,19 +279,24 @@ class Window:
         self._check_open()
         if not self._batched:
             raise UnsupportedError("local copies need a window of weightsync's own")
-        return Operation(
-            self._window.copy_local(list(tensors), runs, to_window, True)
-        )
+        return Operation(self._window.copy_local(list(tensors), runs, to_window, True))
 
     def _put_row(self, tensors: Sequence[Tensor], row: _Row, peer: int) -> Work:
         index, start, offset, nbytes = row
-        data = tensors[index].detach().reshape(-1).view(torch.uint8)
+        data = as_bytes(tensors[index])
         work: Work = self._window.put(data[start : start + nbytes], peer, offset, True)
         return work
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this window is closed")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return what a tensor means as bytes: conjugation and sign are lazy in torch."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A dimension of size 1 may have any stride, which `view` would not take.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 _Row = tuple[int, int, int, int]

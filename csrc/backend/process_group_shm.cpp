@@ -86,7 +86,7 @@ void ProcessGroupShm::setTimeout(std::chrono::milliseconds timeout) {
 
 shm::Deadline ProcessGroupShm::deadline(std::chrono::milliseconds timeout) const {
   const std::lock_guard<std::mutex> lock(mu_);
-  return shm::Clock::now() + (timeout > kNoTimeout ? timeout : timeout_);
+  return shm::after(timeout > kNoTimeout ? timeout : timeout_);
 }
 
 shm::Group& ProcessGroupShm::next() const {
@@ -193,24 +193,30 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShm::barrier(
 }
 
 void ProcessGroupShm::registerAbortHook(int64_t id, c10d::AbortHook hook) {
+  // Copying or dropping a hook takes the GIL: never under the lock.
+  auto kept = std::make_shared<const c10d::AbortHook>(std::move(hook));
   const std::lock_guard<std::mutex> lock(mu_);
-  hooks_[id] = std::move(hook);
+  std::swap(hooks_[id], kept);
 }
 
 void ProcessGroupShm::unregisterAbortHook(int64_t id) {
+  std::shared_ptr<const c10d::AbortHook> dropped;
   const std::lock_guard<std::mutex> lock(mu_);
-  hooks_.erase(id);
+  const auto hook = hooks_.find(id);
+  if (hook == hooks_.end()) return;
+  dropped = std::move(hook->second);
+  hooks_.erase(hook);
 }
 
 void ProcessGroupShm::abort() {
-  std::map<std::int64_t, c10d::AbortHook> hooks;
+  Hooks hooks;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (!ended_.empty()) return;
     hooks = hooks_;
   }
   // Not under the lock: a hook takes the GIL, whose holder may be unregistering one.
-  for (const auto& [id, hook] : hooks) hook();
+  for (const auto& [id, hook] : hooks) (*hook)();
   end("the process group was aborted");
 }
 

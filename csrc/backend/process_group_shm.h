@@ -77,6 +77,8 @@ class ProcessGroupShm : public c10d::Backend {
   shm::Deadline deadline(std::chrono::milliseconds timeout) const;
 
  private:
+  using Hooks = std::map<std::int64_t, std::shared_ptr<const c10d::AbortHook>>;
+
   shm::Group& next() const;
   void form(const std::vector<std::string>& handles, std::uint64_t digest,
             shm::Deadline deadline);
@@ -92,7 +94,7 @@ class ProcessGroupShm : public c10d::Backend {
   std::shared_ptr<shm::Group> forming_;           // guarded by mu_; while it is joined
   mutable std::shared_ptr<shm::Group> next_;      // guarded by mu_
   std::set<std::int64_t> used_uuids_;             // guarded by mu_
-  std::map<std::int64_t, c10d::AbortHook> hooks_; // guarded by mu_
+  Hooks hooks_;                                   // guarded by mu_
   std::string ended_;                             // guarded by mu_; why, once ended
 };
 

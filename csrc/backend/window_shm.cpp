@@ -50,6 +50,9 @@ struct Memory {
 Memory memory_of(const at::Tensor& tensor, bool written) {
   check(tensor.device().is_cpu(), Code::kUnsupported,
         "weightsync-shm moves CPU memory, not " + tensor.device().str());
+  check(!tensor.is_conj() && !tensor.is_neg(), Code::kInvalid,
+        "a lazily conjugated or negated tensor has other bytes than it shows: resolve it "
+        "first");
   const void* base = written ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
   const auto skipped = static_cast<std::uint64_t>(tensor.storage_offset()) *
                        static_cast<std::uint64_t>(tensor.element_size());
@@ -128,9 +131,12 @@ void WindowShm::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
 void WindowShm::tensor_deregister() {
   const auto everyone = group().barrier(pg_->deadline(c10d::kUnsetTimeout));
   check(group().block(*everyone));
+  // Dropped after the lock: a tensor may want the GIL, whose holder may want the lock.
+  std::vector<Peer> peers;
+  at::Tensor tensor;
   const std::lock_guard<std::mutex> lock(mu_);
-  peers_.clear();
-  tensor_ = at::Tensor();
+  std::swap(peers_, peers);
+  std::swap(tensor_, tensor);
 }
 
 int WindowShm::checked(int64_t peer) const {
@@ -144,20 +150,23 @@ const shm::WindowEntry& WindowShm::entry_of(int peer) {
   return peers_[static_cast<std::size_t>(peer)].entry;
 }
 
-std::byte* WindowShm::base_of(int peer) {
+WindowShm::Mapped WindowShm::mapped(int peer) {
   const std::lock_guard<std::mutex> lock(mu_);
   const shm::WindowEntry& entry = entry_of(peer);
   check(entry.dtype >= 0, Code::kInvalid,
         "rank " + std::to_string(peer) + " exposes no window");
+  check(entry.offset <= entry.memory.nbytes &&
+            entry.nbytes <= entry.memory.nbytes - entry.offset,
+        Code::kPeer, "rank " + std::to_string(peer) + " told of an impossible window");
   Peer& other = peers_[static_cast<std::size_t>(peer)];
   if (!other.segment) {
     other.segment = unwrap(shm::Segment::open(entry.memory, shm::Populate::kYes));
   }
-  return other.segment->data() + entry.offset;
+  return {other.segment->data() + entry.offset, entry, other.segment};
 }
 
 void WindowShm::connect(const std::vector<int64_t>& peers) {
-  for (const int64_t peer : peers) base_of(checked(peer));
+  for (const int64_t peer : peers) mapped(checked(peer));
 }
 
 int64_t WindowShm::peer_nbytes(int64_t peer) {
@@ -170,12 +179,8 @@ c10::intrusive_ptr<c10d::Work> WindowShm::put(const at::Tensor& tensor, int64_t 
                                               int64_t offset, bool async_op,
                                               const c10d::PutOptions& /*opts*/) {
   const int peer = checked(dst);
-  std::byte* const base = base_of(peer);
-  shm::WindowEntry entry{};
-  {
-    const std::lock_guard<std::mutex> lock(mu_);
-    entry = entry_of(peer);
-  }
+  Mapped window = mapped(peer);
+  const shm::WindowEntry& entry = window.entry;
   check(static_cast<std::int64_t>(tensor.scalar_type()) == entry.dtype, Code::kInvalid,
         std::string("put of ") + c10::toString(tensor.scalar_type()) +
             " into a window of " +
@@ -192,8 +197,8 @@ c10::intrusive_ptr<c10d::Work> WindowShm::put(const at::Tensor& tensor, int64_t 
             " leaves the window of rank " + std::to_string(peer) + ", which has " +
             bytes(entry.nbytes));
   const Memory source = memory_of(tensor, false);
-  std::vector<shm::Run> runs{{source.base, base + at, 1, tensor.nbytes(), 0, 0}};
-  return submit(std::move(runs), {tensor},
+  std::vector<shm::Run> runs{{source.base, window.base + at, 1, tensor.nbytes(), 0, 0}};
+  return submit(std::move(runs), {tensor}, std::move(window.segment),
                 [this, peer] { return group().signal(peer, 1); }, async_op);
 }
 
@@ -201,12 +206,12 @@ c10::intrusive_ptr<WorkShm> WindowShm::put_many(std::vector<at::Tensor> tensors,
                                                 const at::Tensor& runs, int64_t dst,
                                                 int64_t signals, bool async_op) {
   const int peer = checked(dst);
-  std::byte* const base = base_of(peer);
-  const auto nbytes = static_cast<std::uint64_t>(peer_nbytes(peer));
+  Mapped window = mapped(peer);
   check(signals >= 0, Code::kInvalid, "a number of signals cannot be negative");
-  Table table = resolve(tensors, runs, base, nbytes, /*to_window=*/true);
+  Table table = resolve(tensors, runs, window.base, window.entry.nbytes,
+                        /*to_window=*/true);
   const auto count = static_cast<std::uint64_t>(signals);
-  return submit(std::move(table.runs), std::move(tensors),
+  return submit(std::move(table.runs), std::move(tensors), std::move(window.segment),
                 [this, peer, count] { return group().signal(peer, count); }, async_op);
 }
 
@@ -214,20 +219,16 @@ c10::intrusive_ptr<WorkShm> WindowShm::copy_local(std::vector<at::Tensor> tensor
                                                   const at::Tensor& runs,
                                                   bool to_window, bool async_op) {
   check(group().closed());
-  std::byte* const base = base_of(group().rank());
-  std::uint64_t nbytes = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mu_);
-    nbytes = entry_of(group().rank()).nbytes;
-  }
-  Table table = resolve(tensors, runs, base, nbytes, to_window);
-  return submit(std::move(table.runs), std::move(tensors), nullptr, async_op);
+  Mapped window = mapped(group().rank());
+  Table table = resolve(tensors, runs, window.base, window.entry.nbytes, to_window);
+  return submit(std::move(table.runs), std::move(tensors), std::move(window.segment),
+                nullptr, async_op);
 }
 
 c10::intrusive_ptr<c10d::Work> WindowShm::signal(int64_t peer, bool async_op,
                                                  const c10d::SignalOptions& /*opts*/) {
   const int rank = checked(peer);
-  return submit({}, {}, [this, rank] { return group().signal(rank, 1); }, async_op);
+  return submit({}, {}, nullptr, [this, rank] { return group().signal(rank, 1); }, async_op);
 }
 
 c10::intrusive_ptr<c10d::Work> WindowShm::wait_signal(
@@ -280,6 +281,7 @@ c10d::WindowAttr WindowShm::get_attr(int64_t peer) {
 
 c10::intrusive_ptr<WorkShm> WindowShm::submit(std::vector<shm::Run> runs,
                                               std::vector<at::Tensor> kept,
+                                              std::shared_ptr<shm::Segment> segment,
                                               std::function<shm::Status()> after,
                                               bool async_op) {
   std::size_t nbytes = 0;
@@ -287,11 +289,12 @@ c10::intrusive_ptr<WorkShm> WindowShm::submit(std::vector<shm::Run> runs,
   auto wait = std::make_shared<shm::Wait>([] { return std::nullopt; },
                                           [] { return std::string("put timed out"); },
                                           shm::Deadline::max());
-  // The job holds the window, so that what it writes into stays mapped.
+  // The job holds what it touches: the window may be deregistered before it runs.
   auto self = c10::intrusive_ptr<WindowShm>::unsafe_reclaim_from_nonowning(this);
   auto job = std::make_shared<shm::Job>(
       std::move(runs), nbytes, std::move(after),
-      [wait, self, kept = std::move(kept)](shm::Status outcome) {
+      [wait, self, kept = std::move(kept), segment = std::move(segment)](
+          shm::Status outcome) {
         wait->complete(std::move(outcome));
         self->group().wake();
       });

@@ -77,13 +77,22 @@ class WindowShm : public c10d::Window {
     std::shared_ptr<shm::Segment> segment;  // null until connected
   };
 
+  // A window that is mapped here, for as long as this lives.
+  struct Mapped {
+    std::byte* base;
+    shm::WindowEntry entry;
+    std::shared_ptr<shm::Segment> segment;
+  };
+
   shm::Group& group() const { return *configuration_->group; }
-  // The first byte of the peer's window, mapped on first use.
-  std::byte* base_of(int peer);
+  // The window of `peer`, mapped on first use.
+  Mapped mapped(int peer);
   const shm::WindowEntry& entry_of(int peer);
   int checked(int64_t peer) const;
+  // What the runs touch must be in `kept` or in `segment`.
   c10::intrusive_ptr<WorkShm> submit(std::vector<shm::Run> runs,
                                      std::vector<at::Tensor> kept,
+                                     std::shared_ptr<shm::Segment> segment,
                                      std::function<shm::Status()> after, bool async_op);
   c10::intrusive_ptr<WorkShm> finish(c10::intrusive_ptr<WorkShm> work, bool async_op);
 

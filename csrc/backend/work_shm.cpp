@@ -38,7 +38,10 @@ std::exception_ptr WorkShm::exception() const {
 }
 
 bool WorkShm::wait(std::chrono::milliseconds timeout) {
-  if (timeout > kNoTimeout) wait_->limit(shm::Clock::now() + timeout);
+  if (timeout > kNoTimeout) {
+    wait_->limit(shm::after(timeout));
+    group_->wake();  // threads that sleep until the old deadline
+  }
   const shm::Status outcome = group_->block(*wait_);
   if (outcome.code() == shm::Code::kTimedOut && job_) job_->cancel();
   check(outcome);
@@ -51,6 +54,7 @@ void WorkShm::abort() {
     job_->cancel();
   } else {
     wait_->complete({shm::Code::kCancelled, "the operation was given up"});
+    group_->wake();
   }
 }
 
@@ -69,7 +73,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkShm::getFuture() {
       future->setError(std::make_exception_ptr(StatusError(outcome)));
     }
   });
-  group_->start(wait_);
+  check(group_->start(wait_));
   return future_;
 }
 
@@ -82,7 +86,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkShm::getFutureResult() {
                                                        : c10d::WorkResult::COMM_ERROR;
     future->markCompleted(c10::IValue(static_cast<std::int64_t>(result)));
   });
-  group_->start(wait_);
+  check(group_->start(wait_));
   return future;
 }
 
@@ -94,7 +98,7 @@ int WorkShm::fileno() {
     event = event_ = std::make_shared<EventFd>();
   }
   wait_->on_finish([event] { event->notify(); });
-  group_->start(wait_);
+  check(group_->start(wait_));
   return event->fd();
 }
 

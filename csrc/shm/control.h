@@ -1,9 +1,10 @@
-// The layout of a control segment: what a rank's peers tell it. docs/protocol.md, "Bytes".
+// The layout of a control segment: what a rank's peers tell it. docs/protocol.md,
+// "Bytes".
 //
-// A rank owns one control segment for each configuration of its group. Every peer writes
-// only its own Inbox in it, so there are no locks between processes, and a process that
-// dies can leave nothing locked. A stale member of an earlier configuration has mapped an
-// earlier segment and cannot reach this one.
+// A rank owns one control segment for each configuration of its group. Every peer
+// writes only its own Inbox in it, so there are no locks between processes, and a
+// process that dies can leave nothing locked. A stale member of an earlier
+// configuration has mapped an earlier segment and cannot reach this one.
 #pragma once
 
 #include <atomic>

@@ -1,9 +1,9 @@
 // Doorbell: a futex word in shared memory that wakes whoever waits for anything.
 //
 // One word per rank serves every condition: the ringer changes what it wants to tell,
-// then rings; the waiter reads the word, looks at its condition, and sleeps only while the
-// word is unchanged. No wake-up is lost and nothing polls. Waiting in place beats spinning
-// on busy machines (docs/benchmarks.md).
+// then rings; the waiter reads the word, looks at its condition, and sleeps only while
+// the word is unchanged. No wake-up is lost and nothing polls. Waiting in place beats
+// spinning on busy machines (docs/benchmarks.md).
 #pragma once
 
 #include <linux/futex.h>
@@ -20,6 +20,15 @@ namespace weightsync::shm {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
+// This long from now; what the clock cannot express is never.
+inline Deadline after(std::chrono::milliseconds duration) {
+  const Deadline now = Clock::now();
+  const auto longest =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::max() - now);
+  return duration < longest ? now + duration : Deadline::max();
+}
+
+// Its bytes start as zeroes: fresh shared memory, or `Doorbell bell{}`.
 class Doorbell {
  public:
   // Wakes all waiters. Everything written before is visible to whoever wakes.

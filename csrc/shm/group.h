@@ -1,21 +1,24 @@
 // Group: one configuration of ranks that put, signal and wait among each other.
 //
-// Created with a fresh control segment, whose handle the caller passes to the peers by any
-// means; join() forms the group once. It ends by leave() and is never formed again: a
-// process group makes a new Group for each reconfiguration, so members of an old one
+// Created with a fresh control segment, whose handle the caller passes to the peers by
+// any means; join() forms the group once. It ends by leave() and is never formed again:
+// a process group makes a new Group for each reconfiguration, so members of an old one
 // cannot reach a new one.
 //
 // Signals are counted per pair of ranks, over all windows of the group, as in NCCL.
-// Any thread may call anything after join(). Waits that a peer's death or leave() makes
-// hopeless end with an error; what arrived before a death still counts.
+// Any thread may call anything after join(), and close() and leave() during it. Waits
+// that a peer's death or leave() makes hopeless end with an error; what arrived before
+// a death still counts. A forked child has no part in its parent's group: close() and
+// leave() do nothing there, whatever else is called.
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "annotations.h"
 #include "control.h"
 #include "monitor.h"
 #include "segment.h"
@@ -40,7 +43,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // "shm:<pid>:<fd>:<inode>". Valid for one join() by each peer.
   std::string handle() const;
 
-  // Forms the group of these handles, ranks by position. `digest` names the
+  // Forms the group of these handles, ranks by position; once. `digest` names the
   // configuration; peers that were given another one are an error here, not a hang.
   Status join(const std::vector<std::string>& handles, std::uint64_t digest,
               Deadline deadline);
@@ -48,12 +51,13 @@ class Group : public std::enable_shared_from_this<Group> {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
 
-  // Raises this rank's counter at `peer` by `count`; everything stored before is visible
-  // there first.
+  // Raises this rank's counter at `peer` by `count`; everything stored before is
+  // visible there first.
   Status signal(int peer, std::uint64_t count);
 
-  // Takes all these signals together, once all are there; none before.
-  std::shared_ptr<Wait> signals(std::vector<Expect> expected, Deadline deadline);
+  // Takes all these signals together, once all are there; none before. A peer that is
+  // named twice is expected to send both counts.
+  std::shared_ptr<Wait> signals(const std::vector<Expect>& expected, Deadline deadline);
 
   // Signals of `peer` that have arrived and are not taken.
   std::uint64_t available(int peer);
@@ -72,7 +76,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Runs a wait on the calling thread, or on the waiter thread.
   Status block(Wait& wait) { return block_on(wait, control().doorbell); }
-  void start(const std::shared_ptr<Wait>& wait);
+  Status start(const std::shared_ptr<Wait>& wait);
 
   // Tells the peers that this rank is gone and ends every wait here with kClosed.
   // Idempotent, does not wait for any peer. Call it without the GIL.
@@ -99,16 +103,37 @@ class Group : public std::enable_shared_from_this<Group> {
   Inbox& mine_at(int peer) const {
     return peers_[static_cast<std::size_t>(peer)]->control().inbox[rank_];
   }
+  using Counter = std::atomic<std::uint64_t> Inbox::*;
+
+  // Maps the peers' segments. Goes on after an error, so that leave() tells all it can;
+  // the positions in peers_ mean nothing then.
   Status open_peers(const std::vector<std::string>& handles);
-  // Finishes when `value` of every other rank has reached `target`.
-  std::shared_ptr<Wait> all_reach(std::atomic<std::uint64_t> Inbox::* value,
-                                  std::uint64_t target, const char* what,
-                                  Deadline deadline);
-  void tell_all(std::atomic<std::uint64_t> Inbox::* value, std::uint64_t number);
+  Result<std::unique_ptr<Peer>> open_peer(int peer, const std::string& handle);
+  // From here on leave() knows the peers. Passes `opened` on, or says that close() or
+  // leave() came first.
+  Status publish(Status opened);
+  void tell_left();
+  // Announces the configuration; kInvalid where a peer wrote another one.
+  Status announce(std::uint64_t digest);
   Status joined_alike(std::uint64_t digest) const;
-  std::string gone(int peer) const;
+
+  // Finishes when `value` of every other rank has reached `target`.
+  std::shared_ptr<Wait> all_reach(Counter value, std::uint64_t target, const char* what,
+                                  Deadline deadline);
+  std::optional<Status> all_reached(Counter value, std::uint64_t target,
+                                    const char* what) const;
+  std::vector<int> behind(Counter value, std::uint64_t target) const;
+  void tell_all(Counter value, std::uint64_t number);
+
+  std::optional<Status> take(const std::vector<Expect>& expected);
+  std::string lacking(const std::vector<Expect>& expected);
+  std::uint64_t arrived(int peer) const WEIGHTSYNC_REQUIRES(signals_mu_);
+
+  bool is_gone(int peer) const;
+  std::string why_gone(int peer) const;
 
   // Constant after construction.
+  const Origin origin_;
   const std::shared_ptr<Segment> segment_;
 
   // Constant after join().
@@ -119,17 +144,18 @@ class Group : public std::enable_shared_from_this<Group> {
   Monitor monitor_;
   Waiter waiter_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> left_{false};
 
-  std::mutex collective_mu_;     // one collective at a time, in program order
-  std::uint64_t barriers_ = 0;   // guarded by collective_mu_
-  std::uint64_t windows_ = 0;    // guarded by collective_mu_
+  Mutex collective_mu_;  // one collective at a time, in program order
+  std::uint64_t barriers_ WEIGHTSYNC_GUARDED_BY(collective_mu_) = 0;
+  std::uint64_t windows_ WEIGHTSYNC_GUARDED_BY(collective_mu_) = 0;
 
-  std::mutex signals_mu_;
-  std::vector<std::uint64_t> taken_;  // guarded by signals_mu_
+  Mutex signals_mu_;
+  std::vector<std::uint64_t> taken_ WEIGHTSYNC_GUARDED_BY(signals_mu_);
 
-  mutable std::mutex why_mu_;
-  std::string why_;  // guarded by why_mu_
+  mutable Mutex state_mu_;
+  std::string why_ WEIGHTSYNC_GUARDED_BY(state_mu_);  // it was closed
+  bool left_ WEIGHTSYNC_GUARDED_BY(state_mu_) = false;
+  bool published_ WEIGHTSYNC_GUARDED_BY(state_mu_) = false;
 };
 
 }  // namespace weightsync::shm

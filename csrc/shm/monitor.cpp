@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -30,12 +31,11 @@ Status Monitor::start(std::function<void(int)> on_death) {
   if (watched_.empty()) return {};
   stop_fd_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_fd_ < 0) return system_error("create an eventfd", errno);
-  thread_.start([this, report = std::move(on_death)] { run(report); });
-  return {};
+  return thread_.start([this, report = std::move(on_death)] { run(report); });
 }
 
 void Monitor::stop() {
-  if (thread_.started()) {
+  if (thread_.started() && origin_.is_here()) {
     const std::uint64_t one = 1;
     (void)!::write(stop_fd_, &one, sizeof one);
     thread_.join();

@@ -1,10 +1,9 @@
 // Monitor: a thread that learns at once when a process dies.
 //
-// A pidfd becomes readable when its process ends, however it ends. Threads of one process
-// that form a group among themselves need no monitor.
+// A pidfd becomes readable when its process ends, however it ends. Threads of one
+// process that form a group among themselves need no monitor.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -27,7 +26,8 @@ class Monitor {
   // Starts the thread; `on_death(peer)` is called from it. Nothing watched: no thread.
   Status start(std::function<void(int)> on_death);
 
-  // Ends the thread and closes the descriptors. Idempotent.
+  // Ends the thread and closes the descriptors. Idempotent; from one thread at a time.
+  // A forked child closes its own descriptors and leaves its parent's thread alone.
   void stop();
 
  private:
@@ -41,6 +41,7 @@ class Monitor {
   // Constant while the thread runs.
   std::vector<Watched> watched_;
   int stop_fd_ = -1;
+  const Origin origin_;
   OwnedThread thread_;
 };
 

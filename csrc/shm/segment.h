@@ -1,9 +1,10 @@
 // Segment: anonymous shared memory of one process, opened by its peers without a name.
 //
-// The memory is a memfd, sealed against resizing. A peer opens it as /proc/<pid>/fd/<fd>
-// and proves by its inode that it found the right one, so nothing is ever left in a file
-// system: when the last mapping goes, also by SIGKILL, the memory goes. Both sides must
-// see the same /proc (one PID namespace) and run as the same user.
+// The memory is a memfd, sealed against resizing. A peer opens it as
+// /proc/<pid>/fd/<fd> and proves by its inode that it found the right one, so nothing
+// is ever left in a file system: when the last mapping goes, also by SIGKILL, the
+// memory goes. Both sides must see the same /proc (one PID namespace) and run as the
+// same user.
 //
 // A Segment owns its mapping, and its descriptor if it created the memory. It is
 // immutable after creation; any thread may use it.

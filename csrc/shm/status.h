@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,7 +36,9 @@ class [[nodiscard]] Status {
 };
 
 // A system call's failure: what was attempted, and errno in words.
-Status system_error(const std::string& attempted, int error);
+inline Status system_error(const std::string& attempted, int error) {
+  return {Code::kSystem, "cannot " + attempted + ": " + std::strerror(error)};
+}
 
 // A value, or the reason why there is none.
 template <class T>
@@ -46,8 +49,9 @@ class [[nodiscard]] Result {
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() { return *value_; }
-  T take() { return std::move(*value_); }
+  // Ask ok() before.
+  T& value() { return *value_; }           // NOLINT(bugprone-unchecked-optional-access)
+  T take() { return std::move(*value_); }  // NOLINT(bugprone-unchecked-optional-access)
 
  private:
   std::optional<T> value_;

@@ -7,11 +7,11 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "annotations.h"
 #include "futex.h"
 #include "owned_thread.h"
 #include "status.h"
@@ -33,6 +33,8 @@ class Wait {
   bool poll();
 
   // Finishes with this outcome unless finished already; the check takes nothing then.
+  // Ring the doorbell afterwards: a thread may sleep in block_on(). The same for
+  // limit().
   void complete(Status outcome);
 
   // The outcome; ok while unfinished.
@@ -47,19 +49,25 @@ class Wait {
   Deadline deadline() const;
 
  private:
-  bool finish(std::unique_lock<std::mutex> lock, Status outcome);
+  using Callbacks = std::vector<std::function<void()>>;
+
+  // The outcome that a look at condition and clock gives now, if any.
+  std::optional<Status> look() const WEIGHTSYNC_REQUIRES(mu_);
+  // What to call once the lock is free.
+  Callbacks finish(Status outcome) WEIGHTSYNC_REQUIRES(mu_);
 
   // Constant after construction.
   const Check check_;
   const Missing missing_;
 
-  mutable std::mutex mu_;
-  Deadline deadline_;                             // guarded by mu_
-  std::optional<Status> outcome_;                 // guarded by mu_
-  std::vector<std::function<void()>> callbacks_;  // guarded by mu_
+  mutable Mutex mu_;
+  Deadline deadline_ WEIGHTSYNC_GUARDED_BY(mu_);
+  std::optional<Status> outcome_ WEIGHTSYNC_GUARDED_BY(mu_);
+  Callbacks callbacks_ WEIGHTSYNC_GUARDED_BY(mu_);
 };
 
-// Blocks the calling thread until the wait is finished.
+// Blocks the calling thread until the wait is finished. Whatever finishes it from
+// another thread, other than its check, has to ring `bell`.
 Status block_on(Wait& wait, Doorbell& bell);
 
 // A thread that polls waits whenever the doorbell rings; started with the first wait.
@@ -72,22 +80,28 @@ class Waiter {
   Waiter& operator=(const Waiter&) = delete;
 
   // `owner` is what holds this Waiter and its doorbell; the thread keeps it alive.
-  void add(const std::shared_ptr<Wait>& wait, std::shared_ptr<void> owner);
+  // Fails only if there can be no thread; the wait is not polled then.
+  Status add(const std::shared_ptr<Wait>& wait, std::shared_ptr<void> owner);
 
-  // Polls everything once more and ends the thread. Idempotent. Call it without any lock
-  // that a callback may want (the GIL included).
+  // Polls everything once more and ends the thread. Idempotent. Call it without any
+  // lock that a callback may want (the GIL included). Does nothing in a forked child.
   void stop();
 
  private:
+  // Queues the wait for the thread, starting it; true unless stop() was called.
+  Result<bool> enqueue(const std::shared_ptr<Wait>& wait, std::shared_ptr<void> owner);
   void run();
+  bool stopping();
   // Polls everything once; the earliest deadline of what is left.
   Deadline poll_all();
 
   Doorbell& bell_;
-  std::mutex mu_;
-  std::list<std::shared_ptr<Wait>> waits_;  // guarded by mu_
-  bool stopping_ = false;                   // guarded by mu_
-  OwnedThread thread_;                      // guarded by mu_
+  const Origin origin_;
+
+  Mutex mu_;
+  std::list<std::shared_ptr<Wait>> waits_ WEIGHTSYNC_GUARDED_BY(mu_);
+  bool stopping_ WEIGHTSYNC_GUARDED_BY(mu_) = false;
+  OwnedThread thread_ WEIGHTSYNC_GUARDED_BY(mu_);
 };
 
 }  // namespace weightsync::shm

@@ -1,19 +1,22 @@
-"""Trainers and generators that a test drives from outside, and what they leave behind."""
+"""Trainers and generators that a test drives, and what they leave behind."""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 import weightsync
-from tests.processes.harness import Child, Control
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from tests.processes.harness import Child, Control
 
 MIB = 1 << 20
 SENTINEL = 0xA5
@@ -121,7 +124,7 @@ async def trainer(
         )
 
 
-async def generator(
+async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     control: Control,
     address: str,
     replica: str,
@@ -130,7 +133,7 @@ async def generator(
     numel: int,
     mode: Literal["staged", "swap", "inplace"] = "staged",
 ) -> None:
-    """A generator rank that holds ``w`` and may kill a process at its first new byte."""
+    """A generator rank that holds ``w``; may kill a process at its first new byte."""
     weight = torch.full((numel,), SENTINEL, dtype=torch.uint8)
 
     async def receive(**options: Any) -> weightsync.Update:

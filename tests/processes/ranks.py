@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ReconfigureOptions, WaitSignalOptions
 
+import weightsync
 from weightsync.backend import create_shm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -19,7 +22,7 @@ SECONDS = 10.0
 
 
 def in_threads(functions: list[Callable[[], T]]) -> list[T]:
-    """Run functions at the same time; return what they return, raise what they raise."""
+    """Run functions together; return what they return, raise what they raise."""
     with ThreadPoolExecutor(len(functions)) as pool:
         futures = [pool.submit(function) for function in functions]
         return [future.result(30) for future in futures]
@@ -31,7 +34,7 @@ def outcomes(functions: list[Callable[[], Any]]) -> list[Any]:
     def caught(function: Callable[[], Any]) -> Any:
         try:
             return function()
-        except Exception as error:
+        except weightsync.WeightSyncError as error:
             return error
 
     return in_threads([lambda f=f: caught(f) for f in functions])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import torch
 from torch import Tensor
 
 import weightsync
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 Mode = Literal["staged", "swap", "inplace"]
 MODES: tuple[Mode, ...] = ("staged", "swap", "inplace")
@@ -188,6 +190,13 @@ async def receive_all(
     return await together(
         *[lambda rank=rank: rank.receive(**options) for rank in generators]
     )
+
+
+async def until_pending(generator: weightsync.Generator, version: int) -> None:
+    """Wait until a version is whole on a rank: soon after the push has returned."""
+    with anyio.fail_after(SECONDS):
+        while generator.pending != version:
+            await anyio.sleep(0.001)
 
 
 @asynccontextmanager

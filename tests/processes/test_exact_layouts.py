@@ -124,7 +124,9 @@ PLACES = {
 @pytest.mark.parametrize("case", PLACES)
 async def test_a_strided_destination_is_filled_and_nothing_beside_it(case: str) -> None:
     weight = PLACES[case]
-    everything = torch.as_strided(weight, (weight.untyped_storage().nbytes() // 4,), (1,), 0)
+    everything = torch.as_strided(
+        weight, (weight.untyped_storage().nbytes() // 4,), (1,), 0
+    )
     inside = torch.zeros(everything.shape, dtype=torch.bool)
     inside_it = torch.as_strided(
         inside, weight.shape, weight.stride(), weight.storage_offset()
@@ -157,7 +159,7 @@ async def test_a_strided_destination_gets_the_very_bits(
     dtype: torch.dtype, carrier: torch.dtype, patterns: list[int]
 ) -> None:
     source = torch.tensor(patterns, dtype=carrier).view(dtype).reshape(2, 2)
-    weight = torch.zeros(2, 4, dtype=dtype)[:, ::2]
+    weight = torch.zeros(2, 4, dtype=carrier).view(dtype)[:, ::2]
     async with open_job() as job:
         generator = await job.join_one({"w": weight})
         await job.push({"w": source})

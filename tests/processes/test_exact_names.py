@@ -91,7 +91,9 @@ async def test_wrapper_prefixes_are_removed_anywhere_in_a_path() -> None:
     ]
 
 
-async def test_the_names_of_compiled_and_checkpointed_modules_match_plain_ones() -> None:
+async def test_the_names_of_compiled_and_checkpointed_modules_match_plain_ones() -> (
+    None
+):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         checkpoint_wrapper,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -11,7 +13,9 @@ import torch
 import weightsync
 from tests.processes import driven
 from tests.processes.driven import MIB, Held, ask, call
-from tests.processes.harness import Child, Processes
+
+if TYPE_CHECKING:
+    from tests.processes.harness import Child, Processes
 
 GRACE = 3.0
 
@@ -25,6 +29,7 @@ def _pool(processes: Processes, address: str) -> tuple[Child, list[Child]]:
     for child in (trainer, *generators):
         assert child.hear() == "open"
     assert call(trainer, "wait_for_replicas", count=2).kind == "ok"
+    time.sleep(0.2)  # until both have opened a slot, which nobody can see
     return trainer, generators
 
 
@@ -113,6 +118,42 @@ def test_a_stopped_trainer_rank_times_the_push_out_and_the_next_one_works(
     assert driven.close(*trainers, generator) < 5.0
 
 
+def test_a_trainer_rank_that_stops_in_the_middle_fails_the_push_everywhere(
+    processes: Processes, address: str
+) -> None:
+    numel = 128 * MIB
+    trainers = [processes.start(driven.trainer, address, i, 2, numel) for i in range(2)]
+    modes = ("inplace", "staged")
+    watch, other = (
+        processes.start(driven.generator, address, mode, 0, 1, numel, mode)
+        for mode in modes
+    )
+    for child in (*trainers, watch, other):
+        assert child.hear() == "open"
+    for trainer in trainers:
+        assert call(trainer, "wait_for_replicas", count=2).kind == "ok"
+    pid = trainers[1].pid
+    call(watch, "kill_at_first_byte", pid=pid, number=signal.SIGSTOP)
+    ask(watch, "receive", timeout=10)
+    for trainer in trainers:
+        ask(trainer, "push", version=1, timeout=1)
+    pushed = trainers[0].hear()
+
+    assert pushed.seconds < 1 + GRACE
+    told = watch.hear()
+
+    assert told.kind in {"PeerError", "ok"}
+    held = call(other, "held").value
+
+    assert (None, driven.SENTINEL) == held  # whole, but not switched in, or not there
+    trainers[1].kill(signal.SIGCONT)
+    late = trainers[1].hear()
+
+    assert pushed.kind == late.kind
+    assert str(pushed.value) == str(late.value)
+    assert driven.close(*trainers, watch, other) < 5.0
+
+
 def test_a_stopped_leader_times_the_other_rank_out(
     processes: Processes, address: str
 ) -> None:
@@ -165,21 +206,22 @@ async def _times_out(
 def test_a_start_without_the_others_times_out_and_says_who_is_missing(
     backend: str, address: str
 ) -> None:
-    def generator(rank: int, size: int) -> weightsync.Generator:
+    def generator(replica: str, rank: int, size: int) -> weightsync.Generator:
         weights = {"w": torch.zeros(4)}
         return weightsync.Generator(
-            address, weights, replica="gen", rank=rank, world_size=size, timeout=1
+            address, weights, replica=replica, rank=rank, world_size=size, timeout=1
         )
 
     def trainer(rank: int, size: int) -> weightsync.Trainer:
         return weightsync.Trainer(address, rank=rank, world_size=size, timeout=1)
 
     async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_times_out, trainer(1, 2), "trainer rank 0")
+            tasks.start_soon(_times_out, generator("solo", 0, 1), "trainer rank 0")
         await _times_out(trainer(0, 1), "0 joined")
-        await _times_out(trainer(1, 2), "trainer rank 0")
-        await _times_out(generator(0, 1), "trainer rank 0")
-        async with trainer(0, 1):
-            await _times_out(generator(0, 2), r"ranks \[1\] did not join")
-            await _times_out(generator(1, 2), "rank 0 of replica 'gen'")
+        async with trainer(0, 1), anyio.create_task_group() as tasks:
+            tasks.start_soon(_times_out, generator("a", 0, 2), r"ranks \[1\] did not")
+            tasks.start_soon(_times_out, generator("b", 1, 2), "rank 0 of replica 'b'")
 
     anyio.run(main, backend=backend)

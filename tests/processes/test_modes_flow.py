@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
+
 import anyio
 import pytest
 import torch
 
 import weightsync
-from tests.processes.rig import MODES, Mode, open_job, together
+from tests.processes.rig import MODES, Mode, open_job, receive_all, together
 
 pytestmark = pytest.mark.anyio
 
@@ -141,7 +144,7 @@ async def test_in_place_the_weights_cannot_be_read_while_they_may_change() -> No
 
 
 async def test_in_place_a_version_that_comes_late_is_received_later() -> None:
-    large = torch.ones(8 << 20)
+    source = {"w": torch.ones(8 << 20)}
     weight = torch.zeros(8 << 20)
     async with open_job() as job:
         generator = await job.join_one({"w": weight}, mode="inplace")
@@ -155,33 +158,32 @@ async def test_in_place_a_version_that_comes_late_is_received_later() -> None:
                 return [update.version]
 
         for _ in range(5):
-            reports, versions = await together(
-                lambda: job.push({"w": large}), impatient
-            )
+            reports, versions = await together(lambda: job.push(source), impatient)
             assert versions == [reports[0].version] == [generator.version]
-            assert torch.equal(large, weight)
-            large += 1
+            assert torch.equal(source["w"], weight)
+            source["w"] += 1
 
 
 async def test_in_place_a_partial_push_does_not_heal_what_was_torn() -> None:
-    size = 64 << 20
+    size = 32 << 20
     weights = {"a": torch.zeros(size), "b": torch.zeros(1)}
     async with open_job() as job:
         generator = await job.join_one(weights, mode="inplace")
         pushed = {"a": torch.ones(size), "b": torch.ones(1)}
         await job.deliver(generator, pushed)
-        # Give a push up in the middle, until it was early enough.
-        while generator.version is not None:
-            pushed = {"a": torch.full((size,), 2.0), "b": torch.full((1,), 2.0)}
 
-            async def cut() -> None:
-                with anyio.move_on_after(0.02):
-                    await job.push(pushed)
+        async def give_up(seconds: float) -> None:
+            with anyio.move_on_after(seconds):
+                await job.push(pushed)
 
-            async def try_to_receive() -> None:
-                await generator.receive(timeout=0.5)
-
-            await together(cut, try_to_receive)
+        for attempt in count():
+            # Neither before the first byte nor after the last: try until it is so.
+            await together(
+                partial(give_up, 0.001 * (1 + attempt % 20)),
+                partial(generator.receive, timeout=0.5),
+            )
+            if generator.version is None:
+                break
         with pytest.raises(weightsync.EpochError):
             generator.use().__enter__()
         await job.deliver(generator, {"b": torch.ones(1)}, partial=True)
@@ -194,3 +196,20 @@ async def test_in_place_a_partial_push_does_not_heal_what_was_torn() -> None:
 
     assert update.version == version
     assert bool((weights["a"] == 1).all())
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_in_place_one_rank_may_give_up_before_the_other_waits(ahead: int) -> None:
+    weights = [whole(-777.0), whole(-777.0)]
+    async with open_job(2) as job:
+        generators = await job.join(*weights, mode="inplace")
+        for value in (1.0, 2.0):
+            with pytest.raises(weightsync.TimedOutError):
+                await generators[ahead].receive(timeout=0.05)
+            with generators[ahead].use() as held:
+                before = values(held.tensors)
+            outcomes = await receive_all(generators, timeout=0.05)
+            assert all(isinstance(o, weightsync.TimedOutError) for o in outcomes)
+            await job.deliver(generators, whole(value))
+            assert [value] * 3 == values(weights[0]) == values(weights[1])
+            assert [max(value - 1, 0.0) or -777.0] * 3 == before

@@ -137,7 +137,8 @@ async def test_the_tensors_outlive_the_generator(mode: Mode) -> None:
 def test_modes_that_exchange_storage_refuse_what_is_not_whole(mode: Mode) -> None:
     for held in (
         torch.zeros(4, 3).t(),
-        weightsync.Shard(torch.zeros(2, 3), global_shape=(4, 3), offsets=(2, 0)),
+        torch.zeros(4, 3)[1:],
+        weightsync.Shard(torch.zeros(4, 3)[2:], global_shape=(4, 3), offsets=(2, 0)),
     ):
         with pytest.raises(weightsync.UnsupportedError, match=r"'w'.*staged"):
             weightsync.Generator("tcp://127.0.0.1:1", {"w": held}, mode=mode)
@@ -154,3 +155,40 @@ async def test_nothing_is_written_beside_a_destination_while_versions_change() -
 
     assert all(place.intact for place in places.values())
     assert all((place.tensor == 4).all() for place in places.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_whoever_shares_a_registered_storage_sees_each_version(
+    mode: Mode,
+) -> None:
+    layer = nn.Linear(3, 2)
+    row = layer.weight.detach()[1]
+    found = []
+    async with open_job() as job:
+        generator = await job.join_one(layer.state_dict(), mode=mode)
+        for value in (1.0, 2.0, 3.0):
+            pushed = {"weight": torch.full((2, 3), value), "bias": torch.zeros(2)}
+            await job.deliver(generator, pushed)
+            found.append((layer(torch.ones(3)).tolist(), row.tolist()))
+
+    assert [([3 * v] * 2, [v] * 3) for v in (1.0, 2.0, 3.0)] == found
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_ranks_of_a_replica_hold_shards_in_every_mode(mode: Mode) -> None:
+    weight = torch.arange(24.0).reshape(4, 6)
+    ranks = [
+        {
+            "w": weightsync.Shard(
+                torch.full((4, 3), -777.0), global_shape=(4, 6), offsets=(0, column)
+            )
+        }
+        for column in (0, 3)
+    ]
+    async with open_job(2) as job:
+        generators = await job.join(*ranks, mode=mode)
+        for factor in (1, 2, 3):
+            await job.deliver(generators, {"w": weight * factor})
+
+    found = torch.cat([rank["w"].tensor for rank in ranks], dim=1)
+    assert (weight * 3).tolist() == found.tolist()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import weightsync
 from tests.processes import ranks
-from tests.processes.harness import Control, Processes
 from weightsync.backend import create_shm
+
+if TYPE_CHECKING:
+    from tests.processes.harness import Control, Processes
 
 ONE = torch.ones(1, dtype=torch.uint8)
 
@@ -76,7 +78,7 @@ def test_a_member_that_was_left_out_finds_its_peers_gone() -> None:
     ranks.reform(groups, 1)
     window = ranks.windows(groups, 4)[2][0]
     ranks.reform(groups[:2], 2)
-    with pytest.raises(weightsync.PeerError, match="rank 0 .* left the group"):
+    with pytest.raises(weightsync.PeerError, match=r"rank 0 .* left the group"):
         window.put(ONE, 0, 0, False)
     ranks.end(groups)
 

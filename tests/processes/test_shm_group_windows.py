@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +12,11 @@ from torch._C._distributed_c10d import WindowAccessType
 
 import weightsync
 from tests.processes import ranks
-from tests.processes.harness import Control, Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.processes.harness import Control, Processes
 
 
 @pytest.fixture
@@ -168,9 +171,9 @@ def test_waits_end_at_the_timeout_however_it_is_given() -> None:
     timeout = ranks.wait_options(0.2).timeout
 
     assert 0.2 <= timed(lambda: window.wait_signal(1, False)) < 1
-    assert 0.1 <= timed(
-        lambda: window.wait_signal(1, False, ranks.wait_options(0.1))
-    ) < 1
+    assert (
+        0.1 <= timed(lambda: window.wait_signal(1, False, ranks.wait_options(0.1))) < 1
+    )
     late = window.wait_signal(1, True, ranks.wait_options(30))
 
     assert 0.2 <= timed(lambda: late.wait(timeout)) < 1
@@ -226,9 +229,7 @@ def _rank(control: Control, rank: int, address: str) -> Any:
     assert group is not None
     assert group.supports_window
     cpu = torch.device("cpu")
-    memory = group._get_backend(cpu).allocate_tensor(
-        8, dtype=torch.float32, device=cpu
-    )
+    memory = group._get_backend(cpu).allocate_tensor(8, dtype=torch.float32, device=cpu)
     window = group.new_window(memory)
     if rank == 0:
         window.put(torch.tensor([1.0, 2.0]), 1, 3, False)

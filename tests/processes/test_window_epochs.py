@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import weightsync
 from tests.processes import ranks
-from tests.processes.harness import Control, Processes
 from weightsync import Window
 from weightsync.backend import create_shm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.processes.harness import Control, Processes
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_a_window_may_be_closed_after_its_group_ended(groups: list[Any]) -> None
     with pytest.raises(weightsync.ClosedError):
         window.signal(1)
     window.close()
-    with pytest.raises(weightsync.PeerError, match="rank 0 .* left the group"):
+    with pytest.raises(weightsync.PeerError, match=r"rank 0 .* left the group"):
         other.signal(0)
 
 

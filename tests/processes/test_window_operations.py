@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -15,6 +14,9 @@ import torch.distributed as dist
 import weightsync
 from tests.processes import ranks
 from weightsync import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 both_backends = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
@@ -44,10 +46,13 @@ def test_any_contiguous_tensor_is_put_as_bytes(pair: list[Window]) -> None:
         torch.tensor([True, False]),
         torch.tensor(7, dtype=torch.int64),
         torch.nn.Parameter(torch.tensor([[1 + 2j]])),
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
     ):
         source.put(value, 1, offset=3).wait(5)
         target.wait_signal(0).wait(5)
-        flat = value.detach().reshape(-1).view(torch.uint8)
+        plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
+        flat = plain.reshape(-1).view(torch.uint8)
 
         assert torch.equal(flat, target.local[3 : 3 + flat.numel()])
 

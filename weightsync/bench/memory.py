@@ -33,9 +33,10 @@ class Memcpy:
         self._memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         self._memcpy.restype = ctypes.c_void_p
 
-    def seconds(self, source: Tensor, size: int) -> float:
-        """Copy a uint8 tensor in pieces of ``size`` bytes; return how long it took."""
-        memcpy, to, start = self._memcpy, self._target.data_ptr(), source.data_ptr()
+    def seconds(self, source: Tensor, size: int, offset: int = 0) -> float:
+        """Copy a uint8 tensor to ``offset`` in pieces of ``size`` bytes; time it."""
+        memcpy, start = self._memcpy, source.data_ptr()
+        to = self._target.data_ptr() + offset
         calls = [
             (to + at, start + at, min(size, len(source) - at))
             for at in range(0, len(source), size)

@@ -193,6 +193,7 @@ class _Director:
             ratio=bandwidth / (job.model.nbytes / memcpy.p50),
             trainer_gap=max(kept.gap for kept in trainers),
             generator_gap=max(kept.gap for kept in generators),
+            collector_pause=max(kept.collector for kept in trainers + generators),
             trainer_rise=max(kept.rise for kept in trainers),
             generator_rise=max(kept.rise for kept in generators),
             verified=sum(kept.verified for kept in generators),

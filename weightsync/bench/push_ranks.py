@@ -59,10 +59,11 @@ class Model:
         small = 2 * tensors // 5
         embeddings = min(2, tensors - small)
         matrices = tensors - small - embeddings
-        share = 8 if matrices else max(embeddings, 1)
-        left = total - small * SMALL_BYTES - embeddings * (total // share)
-        sizes = [total // share] * embeddings + [SMALL_BYTES] * small
-        sizes += [left // matrices] * matrices if matrices else []
+        large = total - small * SMALL_BYTES
+        embedding = large // (8 if matrices else max(embeddings, 1))
+        sizes = [embedding] * embeddings + [SMALL_BYTES] * small
+        if matrices:
+            sizes += [(large - embeddings * embedding) // matrices] * matrices
         return cls("model", tuple(_rounded(size) for size in sizes))
 
     @classmethod
@@ -122,9 +123,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a process says at its end: the longest gap of its loop, and its memory."""
+    """What a process says at its end: pauses of its loop, and its memory."""
 
     gap: float
+    collector: float
     rise: int
     verified: int = 0
 
@@ -164,7 +166,7 @@ async def train(line: Line, job: Job, rank: int, address: str) -> Kept:
         group.cancel_scope.cancel()
     if copy is not None:
         copy.close()
-    return Kept(beat.longest, resident.rise() - windows)
+    return Kept(beat.longest, beat.collector, resident.rise() - windows)
 
 
 async def generate(line: Line, job: Job, number: int, address: str) -> Kept:
@@ -200,4 +202,4 @@ async def generate(line: Line, job: Job, number: int, address: str) -> Kept:
             line.tell(Received(visible, update.switched))
         await line.hear()
         group.cancel_scope.cancel()
-    return Kept(beat.longest, resident.rise() - window, verified)
+    return Kept(beat.longest, beat.collector, resident.rise() - window, verified)

@@ -1,8 +1,8 @@
 """Case ``put-signal``: one put, its signal and the wait for it, against a memcpy.
 
 Rank 0 and each receiver in turn play ping-pong: the one puts and signals, the other
-has waited for it and answers in kind; half of the time of both is one way. A receiver
-sleeps in its wait when a put begins, as generators do.
+has waited for it and answers in kind; half of the time of both is one way. Some follow
+each other at once, then every byte is verified.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ from weightsync.bench.runner import Line, Processes, RunError
 from weightsync.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
 
 SIZES: Final = (8, 64, *(256 << 2 * power for power in range(11)))
 """8 B to 256 MiB."""
 
 WAIT_SECONDS: Final = 60.0
+IN_A_ROW: Final = 16
+"""Ping-pongs between two verifications, where latency is measured."""
+
 MAX_DEPTH: Final = 64
 MAX_BURST: Final = 64 << 20
 """Puts and bytes in flight at most; the bytes are beyond what caches hold."""
@@ -38,6 +43,38 @@ BYTES_PER_SIZE: Final = 1 << 30
 """Large sizes are repeated less often, so that each moves about this much."""
 
 FEWEST: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """``count`` puts of one size: in flight together, or one after the other's answer.
+
+    Each has a place of its own in the window, so that all can be verified at the end of
+    a repetition.
+    """
+
+    size: int
+    count: int
+    together: bool
+    warmup: int
+    repetitions: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one repetition."""
+        return self.size * self.count
+
+    def key(self, number: int, sender: int, receiver: int) -> tuple[int, ...]:
+        """What the pattern of a repetition depends on."""
+        return self.size, self.count, int(self.together), number, sender, receiver
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds of one way, and of the memcpy, that a phase took."""
+
+    put: list[float]
+    memcpy: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +96,23 @@ class PutCase:
         if max(self.sizes) > self.window:
             raise ValueError(f"--window {self.window} is smaller than the largest size")
 
-    def phases(self) -> Iterator[tuple[int, int, int, int]]:
-        """Size, puts in flight, warm-up and repetitions of each measurement."""
+    def phases(self) -> Iterator[Phase]:
+        """Everything to measure, in order, equal on all ranks."""
         for size in self.sizes:
-            for depth in sorted({1, self.depth(size)}):
-                fitting = BYTES_PER_SIZE // (size * depth)
-                repetitions = min(self.repetitions, max(fitting, FEWEST))
-                yield size, depth, min(self.warmup, repetitions), repetitions
+            depth = self.depth(size)
+            yield self._phase(size, min(depth, IN_A_ROW), together=False)
+            if depth > 1:
+                yield self._phase(size, depth, together=True)
+
+    def _phase(self, size: int, count: int, *, together: bool) -> Phase:
+        fitting = max(BYTES_PER_SIZE // (size * count), FEWEST)
+        repetitions = min(self.repetitions, fitting)
+        warmup = min(self.warmup, repetitions)
+        return Phase(size, count, together, warmup, repetitions)
 
     def depth(self, size: int) -> int:
         """How many puts of a size are in flight where bandwidth is measured."""
         return max(1, min(MAX_DEPTH, min(self.window, MAX_BURST) // size))
-
-
-class Phase:
-    """Seconds of one way and of the memcpy, for one size and depth."""
-
-    def __init__(self, size: int, depth: int) -> None:
-        self.size: Final = size
-        self.depth: Final = depth
-        self.put: Final[list[float]] = []
-        self.memcpy: Final[list[float]] = []
 
 
 class Rank:
@@ -107,83 +140,102 @@ class Rank:
         self.window.close()
         dist.destroy_process_group()
 
-    def put(self, peer: int, size: int, depth: int) -> None:
-        """Put ``depth`` times ``size`` bytes and wait until they are read here."""
-        pieces = torch.split(self.source[: size * depth], size)
-        puts = [
-            self.window.put(piece, peer, offset=number * size)
-            for number, piece in enumerate(pieces)
-        ]
+    def pieces(self, phase: Phase) -> list[tuple[int, Tensor]]:
+        """What to put, and at which offset."""
+        parts = torch.split(self.source[: phase.nbytes], phase.size)
+        return [(number * phase.size, part) for number, part in enumerate(parts)]
+
+    def put(self, peer: int, pieces: Sequence[tuple[int, Tensor]]) -> None:
+        """Put and signal; return when the source may change."""
+        puts = [self.window.put(part, peer, offset=at) for at, part in pieces]
         for put in puts:
             put.wait()
 
     def wait(self, peer: int, signals: int) -> None:
-        """Wait for the signals of ``peer``; the window can be read after it."""
+        """Wait for the signals of ``peer``."""
         self.window.wait_signal(peer, signals, timeout=WAIT_SECONDS).wait()
 
-    def expose(self) -> None:
-        """Let the others put."""
+    def prepare(self, phase: Phase, number: int, receiver: int) -> None:
+        """Write what this repetition puts, and let the other put."""
+        key = phase.key(number, self.rank, receiver)
+        fill(self.source[: phase.nbytes], *key)
         self.window.expose()
 
-    def check(self, nbytes: int, key: tuple[int, ...]) -> None:
-        """Verify what has arrived."""
+    def check(self, phase: Phase, number: int, sender: int) -> None:
+        """Verify what has arrived in a repetition."""
         self.window.conceal()
-        what = f"rank {self.rank}, {nbytes} bytes from rank {key[-1]}"
-        verify(self.window.local[:nbytes], *key, what=what)
-        self.verified += nbytes
+        what = f"rank {self.rank}, {phase.nbytes} bytes from rank {sender}"
+        found = self.window.local[: phase.nbytes]
+        verify(found, *phase.key(number, sender, self.rank), what=what)
+        self.verified += phase.nbytes
 
 
-def send(_: Line, case: PutCase, store: str) -> tuple[int, list[Phase]]:
-    """Be rank 0; return the bytes verified, and what was measured."""
+def send(_: Line, case: PutCase, store: str) -> tuple[int, list[Samples]]:
+    """Be rank 0; return the bytes verified, and what each phase took."""
     rank = Rank(case, 0, store)
     copy = Memcpy(case.window)
-    phases: list[Phase] = []
-    for size, depth, warmup, repetitions in case.phases():
-        phase = Phase(size, depth)
-        for number in range(warmup + repetitions):
+    found: list[Samples] = []
+    for phase in case.phases():
+        samples = Samples([], [])
+        for number in range(phase.warmup + phase.repetitions):
+            counted = samples if number >= phase.warmup else Samples([], [])
             for peer in range(1, case.ranks):
-                one_way, memcpy = _ping(rank, copy, phase, peer, number)
-                if number >= warmup:
-                    phase.put.append(one_way)
-                    phase.memcpy.append(memcpy)
-        phases.append(phase)
+                _repeat(rank, copy, phase, (number, peer), counted)
+        found.append(samples)
     copy.close()
     rank.close()
-    return rank.verified, phases
+    return rank.verified, found
 
 
-def _ping(
-    rank: Rank, copy: Memcpy, phase: Phase, peer: int, number: int
-) -> tuple[float, float]:
-    """One ping-pong and one memcpy; which comes first alternates."""
-    size, depth = phase.size, phase.depth
-    nbytes = size * depth
+def _repeat(
+    rank: Rank, copy: Memcpy, phase: Phase, which: tuple[int, int], samples: Samples
+) -> None:
+    """Play with one receiver and time the memcpy; which comes first alternates."""
+    number, peer = which
     rank.wait(peer, 1)
-    fill(rank.source[:nbytes], size, depth, number, peer, 0)
-    rank.expose()
-    memcpy = copy.seconds(rank.source[:nbytes], size) if number % 2 else 0.0
-    began = time.perf_counter()
-    rank.put(peer, size, depth)
-    rank.wait(peer, depth)
-    both_ways = time.perf_counter() - began
+    rank.prepare(phase, number, peer)
+    if number % 2:
+        samples.memcpy.extend(_copy(rank, copy, phase))
+    samples.put.extend(_play(rank, phase, peer))
     if not number % 2:
-        memcpy = copy.seconds(rank.source[:nbytes], size)
-    rank.check(nbytes, (size, depth, number, 0, peer))
-    return both_ways / 2, memcpy
+        samples.memcpy.extend(_copy(rank, copy, phase))
+    rank.check(phase, number, peer)
 
 
-def receive(_: Line, case: PutCase, rank_number: int, store: str) -> tuple[int, None]:
+def _copy(rank: Rank, copy: Memcpy, phase: Phase) -> list[float]:
+    if phase.together:
+        return [copy.seconds(rank.source[: phase.nbytes], phase.size)]
+    return [copy.seconds(part, phase.size, at) for at, part in rank.pieces(phase)]
+
+
+def _play(rank: Rank, phase: Phase, peer: int) -> list[float]:
+    """Half of the time of each ping-pong."""
+    pieces = rank.pieces(phase)
+    rounds = [pieces] if phase.together else [[piece] for piece in pieces]
+    found: list[float] = []
+    for served in rounds:
+        began = time.perf_counter()
+        rank.put(peer, served)
+        rank.wait(peer, len(served))
+        found.append((time.perf_counter() - began) / 2)
+    return found
+
+
+def receive(
+    _: Line, case: PutCase, number_of_rank: int, store: str
+) -> tuple[int, None]:
     """Be a receiver; return the bytes verified."""
-    rank = Rank(case, rank_number, store)
-    for size, depth, warmup, repetitions in case.phases():
-        nbytes = size * depth
-        for number in range(warmup + repetitions):
-            fill(rank.source[:nbytes], size, depth, number, 0, rank_number)
-            rank.expose()
+    rank = Rank(case, number_of_rank, store)
+    for phase in case.phases():
+        for number in range(phase.warmup + phase.repetitions):
+            rank.prepare(phase, number, 0)
+            pieces = rank.pieces(phase)
+            rounds = [pieces] if phase.together else [[piece] for piece in pieces]
             rank.window.signal(0).wait()
-            rank.wait(0, depth)
-            rank.put(0, size, depth)
-            rank.check(nbytes, (size, depth, number, rank_number, 0))
+            for served in rounds:
+                rank.wait(0, len(served))
+                rank.put(0, served)
+            rank.check(phase, number, 0)
     rank.close()
     return rank.verified, None
 
@@ -202,8 +254,8 @@ def run(case: PutCase, *, timeout: float = 600.0) -> PutResult:
         ]
         said = started.gather(children, timeout)
     verified = sum(nbytes for nbytes, _ in said)
-    found = {(phase.size, phase.depth): phase for phase in said[0][1]}
-    rows = [_row(found[size, 1], found[size, case.depth(size)]) for size in case.sizes]
+    found = dict(zip(case.phases(), said[0][1], strict=True))
+    rows = [_row(found, case, size) for size in case.sizes]
     parameters = {
         "window": case.window,
         "ranks": case.ranks,
@@ -213,13 +265,18 @@ def run(case: PutCase, *, timeout: float = 600.0) -> PutResult:
     return PutResult(parameters, verified, rows)
 
 
-def _row(one: Phase, many: Phase) -> PutRow:
+def _row(found: dict[Phase, Samples], case: PutCase, size: int) -> PutRow:
+    of_size = {phase.together: phase for phase in found if phase.size == size}
+    one = found[of_size[False]]
+    # A size that fills the window is in flight alone.
+    many_phase = of_size.get(True, of_size[False])
+    many = found[many_phase]
     latency, memcpy = Spread.of(one.put), Spread.of(one.memcpy)
     burst, memcpy_burst = Spread.of(many.put), Spread.of(many.memcpy)
-    nbytes = many.size * many.depth
+    nbytes = size * case.depth(size)
     return PutRow(
-        size=one.size,
-        depth=many.depth,
+        size=size,
+        depth=case.depth(size),
         latency=latency,
         memcpy=memcpy,
         burst=burst,

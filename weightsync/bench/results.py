@@ -66,8 +66,10 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     ``visible``: seconds from the call of push until the last generator's receive has
     returned; ``returned``: until push has. ``switched`` is the part of a generator's
     switch. ``ratio`` is 1 where the bytes become visible as fast as one memcpy moves
-    them. Gaps are the longest pauses of the callers' event loops; rises are bytes of
-    resident memory above the windows. ``verified`` is bytes compared on generators.
+    them. Gaps are the longest pauses of the callers' event loops, warm-up included;
+    ``collector_pause`` is the longest of Python's garbage collector, a part of them.
+    Rises are bytes of resident memory above the windows. ``verified`` is bytes compared
+    on generators.
     """
 
     case: Literal["model", "small", "one"]
@@ -84,6 +86,7 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     trainer_gap: float
     generator_gap: float
+    collector_pause: float
     trainer_rise: int
     generator_rise: int
     verified: int

@@ -7,6 +7,7 @@ import inspect
 import multiprocessing
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,15 +52,23 @@ def _main(
     connection: AnyConnection, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    # A director that has gone has killed this process or is about to.
+    with suppress(BrokenPipeError):
+        connection.send(_outcome(connection, function, args))
+
+
+def _outcome(
+    connection: AnyConnection, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[str, Any]:
     try:
         result = function(Line(connection), *args)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-        connection.send(("returned", result))
     except VerificationError as error:
-        connection.send(("wrong", str(error)))
+        return "wrong", str(error)
     except BaseException:  # noqa: BLE001 -- the director raises it
-        connection.send(("raised", traceback.format_exc()))
+        return "raised", traceback.format_exc()
+    return "returned", result
 
 
 class Child:

@@ -118,12 +118,13 @@ def _put_cells(row: PutRow) -> tuple[str, ...]:
 def _push_table(result: PushResult) -> Table:
     heads = (
         *("mode", "tensors", "bytes", "visible p50", "p99", "bandwidth"),
-        *("memcpy p50", "ratio", "loop gap", "memory rise"),
+        *("memcpy p50", "ratio", "loop gap", "of it gc", "memory rise"),
     )
     notes = [
         "Visible: from the call of push until receive has returned.",
         "Ratio: 1 is as fast as one memcpy of the same bytes.",
         "Loop gap, memory rise above the window: the worse of trainer and generator.",
+        "Of it gc: the longest pause that Python's garbage collector made.",
     ]
     notes += [
         f"{mode}: many small tensors took {factor:.1f} times as long as one large."
@@ -146,5 +147,6 @@ def _push_cells(row: PushRow) -> tuple[str, ...]:
         format_seconds(row.memcpy.p50),
         f"{row.ratio:.2f}",
         format_seconds(max(row.trainer_gap, row.generator_gap)),
+        format_seconds(row.collector_pause),
         format_size(max(row.trainer_rise, row.generator_rise)),
     )
