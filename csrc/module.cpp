@@ -1,9 +1,9 @@
 // Python bindings of weightsync._C, and the translation of C++ errors.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/describe.h"
 #include "backend/process_group_shm.h"
@@ -79,11 +79,13 @@ void bind_process_group(py::module_& module) {
       module, "ProcessGroupShm", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](const Holder<c10d::Store>& store, int rank, int size,
                        std::chrono::milliseconds timeout, bool enable_reconfigure) {
+             // Not a call guard: pybind11 registers the instance after this, with the GIL.
+             const py::gil_scoped_release unlocked;
              return c10::make_intrusive<ProcessGroupShm>(store, rank, size, timeout,
                                                          enable_reconfigure);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("enable_reconfigure"), Unlocked());
+           py::arg("enable_reconfigure"));
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ Importing this module registers ``weightsync-shm`` with ``torch.distributed``::
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,10 @@ else:
         raise UnsupportedError(message) from error
 
 SHM = "weightsync-shm"
+
+# Groups that exist, to be ended when the process ends: a thread that comes back from the
+# core while the interpreter is being taken down would end the process by a signal.
+_groups: weakref.WeakSet[_C.ProcessGroupShm] = weakref.WeakSet()
 
 describe = _C.describe
 first_unwritable = _C.first_unwritable
@@ -64,7 +70,17 @@ def create_shm(
         TimedOutError: a rank did not come.
     """
     meeting = dist.HashStore() if store is None else store
-    return _C.ProcessGroupShm(meeting, rank, size, timeout, enable_reconfigure)
+    if not _groups:
+        atexit.unregister(_end_groups)
+        atexit.register(_end_groups)  # last in, so first out: before the runtimes end
+    group = _C.ProcessGroupShm(meeting, rank, size, timeout, enable_reconfigure)
+    _groups.add(group)
+    return group
+
+
+def _end_groups() -> None:
+    for group in list(_groups):
+        group.abort()
 
 
 def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:  # noqa: ANN401 -- c10d passes untyped objects

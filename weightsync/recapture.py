@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -38,7 +38,7 @@ class Recapture:
         values = list(state_dict.values())
         if not set(map(type, values)) <= _PLAIN:
             return capture(state_dict, ignore=ignore)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = cast("list[torch.Tensor]", values)
         try:
             key = (tuple(state_dict), describe(tensors))
         except RuntimeError:  # No sizes or strides: capture says whose.

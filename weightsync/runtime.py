@@ -8,9 +8,11 @@ eventfd, which every event loop can wait for.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,6 +90,21 @@ class Tasks:
                 self.on_crash(WeightSyncError(message))
 
 
+EXIT_SECONDS = 2.0
+"""How long the end of the process waits for the thread of a transport left open."""
+
+_running: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for runtime in list(_running):
+        runtime.abandon()
+
+
+# A thread that is still at work when the interpreter is taken down may crash it.
+atexit.register(_end_all)
+
+
 class Runtime:
     """The thread and its loop. ``close`` ends both; idempotent."""
 
@@ -103,6 +120,7 @@ class Runtime:
         )
         self._thread.start()
         self._portal = started.result()
+        _running.add(self)
 
     def __repr__(self) -> str:
         """Show the name and the state."""
@@ -157,30 +175,26 @@ class Runtime:
         A cancellation is passed on, and this returns when the other side has cleaned up.
         """
         call = self._start(function, args)
-        ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        try:
-            call.outcome.add_done_callback(lambda _: os.eventfd_write(ready, 1))
-            try:
-                await anyio.wait_readable(ready)
-            except anyio.get_cancelled_exc_class():
-                self.post(call.cancel)
-                with anyio.CancelScope(shield=True):
-                    await anyio.wait_readable(ready)
-                call.outcome.exception()
-                raise
-        finally:
-            os.close(ready)
+        await _settled(call.outcome, lambda: self.post(call.cancel))
         result: ResultT = call.outcome.result()
         return result
 
     def close(self) -> None:
         """End the loop, cancel what runs in it, and wait for the thread."""
+        if self._stop() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """End the loop at the end of the process; waits briefly only."""
+        if self._stop():
+            self._thread.join(EXIT_SECONDS)
+
+    def _stop(self) -> bool:
         if self._closing or os.getpid() != self._pid:
-            return
+            return False
         self._closing = True
         self._portal.start_task_soon(self._portal.stop, True)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        return True
 
     def _start(
         self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
@@ -205,12 +219,52 @@ async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
         except BaseException as error:
             outcome.set_exception(error)
 
-    ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    try:
-        outcome.add_done_callback(lambda _: os.eventfd_write(ready, 1))
-        threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
-        with anyio.CancelScope(shield=True):
-            await anyio.wait_readable(ready)
-    finally:
-        os.close(ready)
+    threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
+    await _settled(outcome, lambda: None)
     return outcome.result()
+
+
+class _Ready:
+    """An eventfd that may be closed while another thread is about to notify it."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+
+    def notify(self, _: object) -> None:
+        """Make it readable."""
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        """Close it."""
+        with self._lock:
+            os.close(self.fd)
+            self.fd = -1
+
+
+async def _settled(outcome: Future[Any], cancel: Callable[[], None]) -> None:
+    """Return when a future of another thread is done.
+
+    The first cancellation is passed on by ``cancel``, and raised when the future is
+    done; however often the task is cancelled meanwhile.
+    """
+    cancelled: BaseException | None = None
+    ready = _Ready()
+    try:
+        outcome.add_done_callback(ready.notify)
+        while not (cancelled is None and outcome.done()):
+            try:
+                with anyio.CancelScope(shield=cancelled is not None):
+                    await anyio.wait_readable(ready.fd)
+                break
+            except anyio.get_cancelled_exc_class() as error:
+                if cancelled is None:
+                    cancelled = error
+                    cancel()
+    finally:
+        ready.close()
+    if cancelled is not None:
+        outcome.exception()
+        raise cancelled

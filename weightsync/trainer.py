@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 GRACE_SECONDS: Final = 2.5
 """How much longer than a push's timeout a rank waits for the leader's word."""
 
+READ_SECONDS: Final = 0.25
+"""How long it then reads what has arrived already."""
+
 _NO_DIGEST: Final = bytes(16)
 
 
@@ -181,6 +184,9 @@ class TrainerRank:
     async def _outcome(self, push: _Push, timeout: float) -> PushReport:
         try:
             with anyio.move_on_after(timeout + GRACE_SECONDS):
+                await push.ended.wait()
+            # Who was stopped itself for so long reads only now what was said meanwhile.
+            with anyio.move_on_after(READ_SECONDS):
                 await push.ended.wait()
         except anyio.get_cancelled_exc_class():
             self._peer.post(PushCancel(push.number))

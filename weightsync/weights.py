@@ -29,12 +29,15 @@ class Tensors:
         self, mode: Mode, registered: Registered, memory: Tensor, slots: Slots
     ) -> None:
         self._mode: Final = mode
-        self._registered: Final = registered
         self._tensors: Final = registered.tensors
         self._specs: Final = registered.manifest.tensors
         self._offsets: Final = slot_layout(registered.manifest).offsets
         self._slots: Final = slots
         self._memory: Final = memory
+        self._moved: Final = [
+            i for i, s in enumerate(self._specs) if s.tied is None and s.nbytes
+        ]
+        self._covered: tuple[frozenset[str], frozenset[str]] | None = None
         self._views: Final = [self._view_all(slot) for slot in range(slots.count)]
         self._tables: dict[frozenset[str], tuple[Tensor, list[int]]] = {}
 
@@ -48,12 +51,8 @@ class Tensors:
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
-        """Make what has arrived in a slot the value of the tensors.
-
-        Raises PlanError for a tensor that has become read-only, before any is changed.
-        """
+        """Make what has arrived in a slot the value of the tensors."""
         if self._mode is Mode.STAGED:
-            check_writable(self._registered)
             await self._copy_out(window, names)
         elif self._mode is Mode.SWAP:
             await self._keep_others(window, slot, names)
@@ -97,7 +96,10 @@ class Tensors:
         self, window: Window, slot: int, names: frozenset[str]
     ) -> None:
         """What a partial push did not bring keeps its value in the new slot."""
-        others = frozenset(spec.name for spec in self._specs) - self.covered_by(names)
+        covered = self.covered_by(names)
+        if len(covered) == len(self._specs):
+            return
+        others = frozenset(spec.name for spec in self._specs) - covered
         kept = [i for i in self._owners(others) if self._specs[i].nbytes]
         if kept:
             runs = self._runs(kept, self._slots.data(slot))
@@ -111,6 +113,11 @@ class Tensors:
 
     def covered_by(self, names: frozenset[str]) -> frozenset[str]:
         """The registered ones of these names, and all that share memory with one."""
+        if self._covered is None or self._covered[0] is not names:
+            self._covered = names, self._cover(names)
+        return self._covered[1]
+
+    def _cover(self, names: frozenset[str]) -> frozenset[str]:
         root: dict[str, str] = {}
         for spec in self._specs:
             root[spec.name] = spec.name if spec.tied is None else root[spec.tied]
@@ -133,11 +140,10 @@ class Tensors:
 
     def _repoint(self, slot: int) -> None:
         base = self._slots.data(slot)
-        moved = [i for i, s in enumerate(self._specs) if s.tied is None and s.nbytes]
         repoint(
-            [self._tensors[i] for i in moved],
+            [self._tensors[i] for i in self._moved],
             self._memory,
-            [base + self._offsets[i] for i in moved],
+            [base + self._offsets[i] for i in self._moved],
         )
 
 

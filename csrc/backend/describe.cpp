@@ -32,7 +32,8 @@ pybind11::bytes describe(const std::vector<at::Tensor>& tensors) {
                        !tensor.unsafeGetTensorImpl()->is_python_dispatch();
     encoder.number(static_cast<std::int64_t>(tensor.scalar_type()));
     encoder.number(static_cast<std::int64_t>(tensor.device().type()));
-    const bool freed = plain && tensor.numel() > 0 && tensor.storage().data() == nullptr;
+    const bool freed =
+        plain && tensor.numel() > 0 && tensor.storage().data() == nullptr;
     encoder.number((plain ? 1 : 0) | (tensor.is_conj() ? 2 : 0) |
                    (tensor.is_neg() ? 4 : 0) | (tensor.is_quantized() ? 8 : 0) |
                    (freed ? 16 : 0));

@@ -9,9 +9,9 @@
 
 namespace weightsync {
 
-// Dtype, device, layout, lazy bits, sizes, strides and which tensors share memory, in an
-// encoding of our own. Two lists of tensors with equal bytes have equal manifests, so a
-// manifest made once can be used again. About 0.1 us a tensor.
+// Dtype, device, layout, lazy bits, sizes, strides and which tensors share memory, in
+// an encoding of our own. Two lists of tensors with equal bytes have equal manifests,
+// so a manifest made once can be used again. About 0.1 us a tensor.
 pybind11::bytes describe(const std::vector<at::Tensor>& tensors);
 
 }  // namespace weightsync

@@ -16,8 +16,7 @@ using shm::Code;
 
 c10::intrusive_ptr<c10d::Backend::Options> make_options(
     std::chrono::milliseconds timeout, bool enable_reconfigure) {
-  auto options =
-      c10::make_intrusive<c10d::Backend::Options>("weightsync-shm", timeout);
+  auto options = c10::make_intrusive<c10d::Backend::Options>("weightsync-shm", timeout);
   options->enable_reconfigure = enable_reconfigure;
   return options;
 }
@@ -59,8 +58,7 @@ std::vector<std::string> ordered(const c10d::ReconfigureOptions& opts) {
 
 std::shared_ptr<shm::Segment> segment_of(const at::Tensor& tensor) {
   using Owner = std::shared_ptr<shm::Segment>;
-  const auto* owner =
-      tensor.storage().data_ptr().cast_context<Owner>(&release_segment);
+  const auto* owner = tensor.storage().data_ptr().cast_context<Owner>(&release_segment);
   return owner == nullptr ? nullptr : *owner;
 }
 
@@ -90,7 +88,7 @@ shm::Deadline ProcessGroupShm::deadline(std::chrono::milliseconds timeout) const
 }
 
 shm::Group& ProcessGroupShm::next() const {
-  check(ended_.empty(), Code::kClosed, ended_);
+  check(ended_.empty(), Code::kClosed, [&] { return ended_; });
   if (!next_) next_ = unwrap(shm::Group::create());
   return *next_;
 }
@@ -106,18 +104,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShm::reconfigure(
   std::shared_ptr<Configuration> old;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    check(ended_.empty(), Code::kClosed, ended_);
-    check(used_uuids_.insert(opts.uuid).second, Code::kInvalid,
-          "reconfigure: uuid " + std::to_string(opts.uuid) + " was used before");
+    check(ended_.empty(), Code::kClosed, [&] { return ended_; });
+    check(used_uuids_.insert(opts.uuid).second, Code::kInvalid, [&] {
+      return "reconfigure: uuid " + std::to_string(opts.uuid) + " was used before";
+    });
     old = std::move(current_);
   }
   if (old) old->end("the process group was reconfigured");
   const auto timeout = opts.timeout.value_or(c10d::kUnsetTimeout);
-  form(handles, digest_of(opts.uuid, handles),
-       deadline(timeout));
-  auto done = std::make_shared<shm::Wait>([] { return shm::Status(); },
-                                          [] { return std::string(); },
-                                          shm::Deadline::max());
+  form(handles, digest_of(opts.uuid, handles), deadline(timeout));
+  auto done = std::make_shared<shm::Wait>(
+      [] { return shm::Status(); }, [] { return std::string(); }, shm::Deadline::max());
   return c10::make_intrusive<WorkShm>(rank_, c10d::OpType::UNKNOWN,
                                       configuration()->group, std::move(done));
 }
@@ -153,7 +150,7 @@ void ProcessGroupShm::adopt(std::shared_ptr<Configuration> configuration) {
 
 std::shared_ptr<Configuration> ProcessGroupShm::configuration() const {
   const std::lock_guard<std::mutex> lock(mu_);
-  check(ended_.empty(), Code::kClosed, ended_);
+  check(ended_.empty(), Code::kClosed, [&] { return ended_; });
   check(current_ != nullptr, Code::kClosed,
         "the process group is not formed: reconfigure() it first");
   return current_;
@@ -168,11 +165,14 @@ c10::intrusive_ptr<c10d::Window> ProcessGroupShm::new_window(
 }
 
 at::Tensor ProcessGroupShm::allocateTensor(long size, at::TensorOptions options) {
-  check(size > 0, Code::kInvalid,
-        "cannot allocate a window of " + std::to_string(size) + " elements");
-  check(options.device().is_cpu(), Code::kUnsupported,
-        "weightsync-shm allocates CPU memory, not " + options.device().str());
-  const std::size_t nbytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  check(size > 0, Code::kInvalid, [&] {
+    return "cannot allocate a window of " + std::to_string(size) + " elements";
+  });
+  check(options.device().is_cpu(), Code::kUnsupported, [&] {
+    return "weightsync-shm allocates CPU memory, not " + options.device().str();
+  });
+  const std::size_t nbytes =
+      static_cast<std::size_t>(size) * options.dtype().itemsize();
   auto segment = unwrap(shm::Segment::create(nbytes, shm::Populate::kYes));
   void* const data = segment->data();
   auto* const owner = new std::shared_ptr<shm::Segment>(std::move(segment));

@@ -1,11 +1,11 @@
 // ProcessGroupShm: the c10d backend "weightsync-shm", for processes of one host.
 //
-// It offers what weightsync needs of a process group: windows, reconfigure, barrier, abort
-// and shutdown. Other collectives are Gloo's job.
+// It offers what weightsync needs of a process group: windows, reconfigure, barrier,
+// abort and shutdown. Other collectives are Gloo's job.
 //
 // Owns the current shm::Group and the one whose handle was given out for the next
-// configuration. A destructor is not a teardown: shutdown() and abort() are, idempotently.
-// Any thread may call anything, without the GIL.
+// configuration. A destructor is not a teardown: shutdown() and abort() are,
+// idempotently. Any thread may call anything, without the GIL.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -38,8 +38,8 @@ struct Configuration {
 
 class ProcessGroupShm : public c10d::Backend {
  public:
-  // With `enable_reconfigure` nothing is formed until reconfigure(); otherwise the ranks
-  // find each other through the store, and this returns when all are there.
+  // With `enable_reconfigure` nothing is formed until reconfigure(); otherwise the
+  // ranks find each other through the store, and this returns when all are there.
   ProcessGroupShm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                   std::chrono::milliseconds timeout, bool enable_reconfigure);
   ~ProcessGroupShm() override;
@@ -89,13 +89,13 @@ class ProcessGroupShm : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
 
   mutable std::mutex mu_;
-  std::chrono::milliseconds timeout_;             // guarded by mu_
-  std::shared_ptr<Configuration> current_;        // guarded by mu_
-  std::shared_ptr<shm::Group> forming_;           // guarded by mu_; while it is joined
-  mutable std::shared_ptr<shm::Group> next_;      // guarded by mu_
-  std::set<std::int64_t> used_uuids_;             // guarded by mu_
-  Hooks hooks_;                                   // guarded by mu_
-  std::string ended_;                             // guarded by mu_; why, once ended
+  std::chrono::milliseconds timeout_;         // guarded by mu_
+  std::shared_ptr<Configuration> current_;    // guarded by mu_
+  std::shared_ptr<shm::Group> forming_;       // guarded by mu_; while it is joined
+  mutable std::shared_ptr<shm::Group> next_;  // guarded by mu_
+  std::set<std::int64_t> used_uuids_;         // guarded by mu_
+  Hooks hooks_;                               // guarded by mu_
+  std::string ended_;                         // guarded by mu_; why, once ended
 };
 
 // The segment that holds this tensor, or null if it is ordinary memory.

@@ -16,8 +16,9 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& memory,
   check(tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes(),
         Code::kInvalid, "a tensor does not cover its whole storage");
   const auto end = static_cast<std::uint64_t>(offset) + tensor.nbytes();
-  check(offset >= 0 && end <= memory.nbytes(), Code::kInvalid,
-        "a tensor does not fit into the memory at " + std::to_string(offset));
+  check(offset >= 0 && end <= memory.nbytes(), Code::kInvalid, [&] {
+    return "a tensor does not fit into the memory at " + std::to_string(offset);
+  });
 }
 
 }  // namespace

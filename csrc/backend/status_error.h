@@ -1,7 +1,10 @@
-// StatusError: a torch-free Status on its way to Python, where module.cpp translates it.
+// StatusError: a torch-free Status on its way to Python, where module.cpp translates
+// it.
 #pragma once
 
 #include <exception>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "../shm/status.h"
@@ -22,8 +25,16 @@ inline void check(const shm::Status& status) {
   if (!status.ok()) throw StatusError(status);
 }
 
-inline void check(bool holds, shm::Code code, const std::string& message) {
+inline void check(bool holds, shm::Code code, const char* message) {
   if (!holds) throw StatusError({code, message});
+}
+
+// `message` is called only where the check fails: building it costs more than a copy of
+// a small tensor.
+template <class Message,
+          class = std::enable_if_t<std::is_invocable_r_v<std::string, Message>>>
+void check(bool holds, shm::Code code, const Message& message) {
+  if (!holds) throw StatusError({code, message()});
 }
 
 template <class T>

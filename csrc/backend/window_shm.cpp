@@ -7,14 +7,19 @@ namespace {
 
 using shm::Code;
 
+// Up to here an asynchronous copy is carried out by its caller: it takes less than the
+// switch to another thread, 10 us or more.
+constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+
 std::string bytes(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 
 shm::WindowEntry entry_for(const at::Tensor& tensor) {
   shm::WindowEntry entry{};
   entry.dtype = -1;
   if (!tensor.defined()) return entry;
-  check(tensor.device().is_cpu(), Code::kUnsupported,
-        "a window of weightsync-shm is CPU memory, not " + tensor.device().str());
+  check(tensor.device().is_cpu(), Code::kUnsupported, [&] {
+    return "a window of weightsync-shm is CPU memory, not " + tensor.device().str();
+  });
   check(tensor.is_contiguous(), Code::kInvalid, "a window must be contiguous");
   const auto segment = segment_of(tensor);
   check(segment != nullptr, Code::kUnsupported,
@@ -48,11 +53,13 @@ struct Memory {
 };
 
 Memory memory_of(const at::Tensor& tensor, bool written) {
-  check(tensor.device().is_cpu(), Code::kUnsupported,
-        "weightsync-shm moves CPU memory, not " + tensor.device().str());
-  check(!tensor.is_conj() && !tensor.is_neg(), Code::kInvalid,
-        "a lazily conjugated or negated tensor has other bytes than it shows: resolve it "
-        "first");
+  check(tensor.device().is_cpu(), Code::kUnsupported, [&] {
+    return "weightsync-shm moves CPU memory, not " + tensor.device().str();
+  });
+  check(
+      !tensor.is_conj() && !tensor.is_neg(), Code::kInvalid,
+      "a lazily conjugated or negated tensor has other bytes than it shows: resolve it "
+      "first");
   const void* base = written ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
   const auto skipped = static_cast<std::uint64_t>(tensor.storage_offset()) *
                        static_cast<std::uint64_t>(tensor.element_size());
@@ -82,16 +89,19 @@ Table resolve(const std::vector<at::Tensor>& tensors, const at::Tensor& table,
   const auto* row = table.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < table.size(0); ++i, row += kRunColumns) {
     const auto index = static_cast<std::size_t>(row[0]);
-    check(index < memory.size(), Code::kInvalid,
-          "run " + std::to_string(i) + " names tensor " + std::to_string(row[0]) +
-              " of " + std::to_string(memory.size()));
+    check(index < memory.size(), Code::kInvalid, [&] {
+      return "run " + std::to_string(i) + " names tensor " + std::to_string(row[0]) +
+             " of " + std::to_string(memory.size());
+    });
     const Memory& side = memory[index];
-    check(fits(row[1], row[3], row[4], row[5], side.nbytes), Code::kInvalid,
-          "run " + std::to_string(i) + " leaves tensor " + std::to_string(row[0]) +
-              ", which has " + bytes(side.nbytes));
-    check(fits(row[2], row[3], row[4], row[6], window_nbytes), Code::kInvalid,
-          "run " + std::to_string(i) + " leaves the window, which has " +
-              bytes(window_nbytes));
+    check(fits(row[1], row[3], row[4], row[5], side.nbytes), Code::kInvalid, [&] {
+      return "run " + std::to_string(i) + " leaves tensor " + std::to_string(row[0]) +
+             ", which has " + bytes(side.nbytes);
+    });
+    check(fits(row[2], row[3], row[4], row[6], window_nbytes), Code::kInvalid, [&] {
+      return "run " + std::to_string(i) + " leaves the window, which has " +
+             bytes(window_nbytes);
+    });
     std::byte* const at_tensor = side.base + row[1];
     std::byte* const at_window = window + row[2];
     const auto rows = static_cast<std::size_t>(row[3]);
@@ -154,10 +164,12 @@ WindowShm::Mapped WindowShm::mapped(int peer) {
   const std::lock_guard<std::mutex> lock(mu_);
   const shm::WindowEntry& entry = entry_of(peer);
   check(entry.dtype >= 0, Code::kInvalid,
-        "rank " + std::to_string(peer) + " exposes no window");
+        [&] { return "rank " + std::to_string(peer) + " exposes no window"; });
   check(entry.offset <= entry.memory.nbytes &&
             entry.nbytes <= entry.memory.nbytes - entry.offset,
-        Code::kPeer, "rank " + std::to_string(peer) + " told of an impossible window");
+        Code::kPeer, [&] {
+          return "rank " + std::to_string(peer) + " told of an impossible window";
+        });
   Peer& other = peers_[static_cast<std::size_t>(peer)];
   if (!other.segment) {
     other.segment = unwrap(shm::Segment::open(entry.memory, shm::Populate::kYes));
@@ -182,24 +194,28 @@ c10::intrusive_ptr<c10d::Work> WindowShm::put(const at::Tensor& tensor, int64_t 
   Mapped window = mapped(peer);
   const shm::WindowEntry& entry = window.entry;
   check(static_cast<std::int64_t>(tensor.scalar_type()) == entry.dtype, Code::kInvalid,
-        std::string("put of ") + c10::toString(tensor.scalar_type()) +
-            " into a window of " +
-            c10::toString(static_cast<at::ScalarType>(entry.dtype)) + " of rank " +
-            std::to_string(peer));
+        [&] {
+          return std::string("put of ") + c10::toString(tensor.scalar_type()) +
+                 " into a window of " +
+                 c10::toString(static_cast<at::ScalarType>(entry.dtype)) + " of rank " +
+                 std::to_string(peer);
+        });
   check(tensor.is_contiguous(), Code::kInvalid, "put needs a contiguous tensor");
   const auto item = static_cast<std::int64_t>(entry.item_size);
   std::int64_t at = 0;
   const bool inside =
       !__builtin_mul_overflow(offset, item, &at) &&
       fits(at, 1, static_cast<std::int64_t>(tensor.nbytes()), 0, entry.nbytes);
-  check(inside && offset >= 0, Code::kInvalid,
-        "put of " + bytes(tensor.nbytes()) + " at element " + std::to_string(offset) +
-            " leaves the window of rank " + std::to_string(peer) + ", which has " +
-            bytes(entry.nbytes));
+  check(inside && offset >= 0, Code::kInvalid, [&] {
+    return "put of " + bytes(tensor.nbytes()) + " at element " +
+           std::to_string(offset) + " leaves the window of rank " +
+           std::to_string(peer) + ", which has " + bytes(entry.nbytes);
+  });
   const Memory source = memory_of(tensor, false);
   std::vector<shm::Run> runs{{source.base, window.base + at, 1, tensor.nbytes(), 0, 0}};
-  return submit(std::move(runs), {tensor}, std::move(window.segment),
-                [this, peer] { return group().signal(peer, 1); }, async_op);
+  return submit(
+      std::move(runs), {tensor}, std::move(window.segment),
+      [this, peer] { return group().signal(peer, 1); }, async_op);
 }
 
 c10::intrusive_ptr<WorkShm> WindowShm::put_many(std::vector<at::Tensor> tensors,
@@ -211,8 +227,9 @@ c10::intrusive_ptr<WorkShm> WindowShm::put_many(std::vector<at::Tensor> tensors,
   Table table = resolve(tensors, runs, window.base, window.entry.nbytes,
                         /*to_window=*/true);
   const auto count = static_cast<std::uint64_t>(signals);
-  return submit(std::move(table.runs), std::move(tensors), std::move(window.segment),
-                [this, peer, count] { return group().signal(peer, count); }, async_op);
+  return submit(
+      std::move(table.runs), std::move(tensors), std::move(window.segment),
+      [this, peer, count] { return group().signal(peer, count); }, async_op);
 }
 
 c10::intrusive_ptr<WorkShm> WindowShm::copy_local(std::vector<at::Tensor> tensors,
@@ -228,7 +245,8 @@ c10::intrusive_ptr<WorkShm> WindowShm::copy_local(std::vector<at::Tensor> tensor
 c10::intrusive_ptr<c10d::Work> WindowShm::signal(int64_t peer, bool async_op,
                                                  const c10d::SignalOptions& /*opts*/) {
   const int rank = checked(peer);
-  return submit({}, {}, nullptr, [this, rank] { return group().signal(rank, 1); }, async_op);
+  return submit(
+      {}, {}, nullptr, [this, rank] { return group().signal(rank, 1); }, async_op);
 }
 
 c10::intrusive_ptr<c10d::Work> WindowShm::wait_signal(
@@ -246,11 +264,13 @@ c10::intrusive_ptr<WorkShm> WindowShm::wait_signals(const std::vector<int64_t>& 
   std::vector<shm::Expect> expected;
   for (std::size_t i = 0; i < peers.size(); ++i) {
     check(peers[i] >= 0 && peers[i] < group().size() && counts[i] >= 0, Code::kInvalid,
-          "cannot wait for " + std::to_string(counts[i]) + " signals of rank " +
-              std::to_string(peers[i]) + " in a group of " +
-              std::to_string(group().size()));
-    expected.push_back({static_cast<int>(peers[i]),
-                        static_cast<std::uint64_t>(counts[i])});
+          [&] {
+            return "cannot wait for " + std::to_string(counts[i]) +
+                   " signals of rank " + std::to_string(peers[i]) + " in a group of " +
+                   std::to_string(group().size());
+          });
+    expected.push_back(
+        {static_cast<int>(peers[i]), static_cast<std::uint64_t>(counts[i])});
   }
   auto wait = group().signals(std::move(expected), pg_->deadline(timeout));
   return finish(c10::make_intrusive<WorkShm>(group().rank(), c10d::OpType::UNKNOWN,
@@ -260,14 +280,15 @@ c10::intrusive_ptr<WorkShm> WindowShm::wait_signals(const std::vector<int64_t>& 
 
 int64_t WindowShm::available_signals(int64_t peer) {
   check(peer >= 0 && peer < group().size(), Code::kInvalid,
-        "no rank " + std::to_string(peer) + " in this group");
+        [&] { return "no rank " + std::to_string(peer) + " in this group"; });
   return static_cast<int64_t>(group().available(static_cast<int>(peer)));
 }
 
 at::Tensor WindowShm::map_remote_tensor(int64_t rank) {
-  check(rank == group().rank(), Code::kUnsupported,
-        "windows are in SEPARATE mode: the memory of rank " + std::to_string(rank) +
-            " cannot be read by rank " + std::to_string(group().rank()));
+  check(rank == group().rank(), Code::kUnsupported, [&] {
+    return "windows are in SEPARATE mode: the memory of rank " + std::to_string(rank) +
+           " cannot be read by rank " + std::to_string(group().rank());
+  });
   const std::lock_guard<std::mutex> lock(mu_);
   check(tensor_.defined(), Code::kInvalid, "no tensor is registered with this window");
   return tensor_;
@@ -275,7 +296,7 @@ at::Tensor WindowShm::map_remote_tensor(int64_t rank) {
 
 c10d::WindowAttr WindowShm::get_attr(int64_t peer) {
   check(peer >= 0 && peer < group().size(), Code::kInvalid,
-        "no rank " + std::to_string(peer) + " in this group");
+        [&] { return "no rank " + std::to_string(peer) + " in this group"; });
   return {c10d::WindowAccessType::SEPARATE};
 }
 
@@ -291,16 +312,16 @@ c10::intrusive_ptr<WorkShm> WindowShm::submit(std::vector<shm::Run> runs,
                                           shm::Deadline::max());
   // The job holds what it touches: the window may be deregistered before it runs.
   auto self = c10::intrusive_ptr<WindowShm>::unsafe_reclaim_from_nonowning(this);
-  auto job = std::make_shared<shm::Job>(
-      std::move(runs), nbytes, std::move(after),
-      [wait, self, kept = std::move(kept), segment = std::move(segment)](
-          shm::Status outcome) {
-        wait->complete(std::move(outcome));
-        self->group().wake();
-      });
+  auto job =
+      std::make_shared<shm::Job>(std::move(runs), nbytes, std::move(after),
+                                 [wait, self, kept = std::move(kept),
+                                  segment = std::move(segment)](shm::Status outcome) {
+                                   wait->complete(std::move(outcome));
+                                   self->group().wake();
+                                 });
   auto work = c10::make_intrusive<WorkShm>(group().rank(), c10d::OpType::UNKNOWN,
                                            configuration_->group, wait, job);
-  if (async_op) {
+  if (async_op && nbytes > kInlineBytes) {
     configuration_->executor.submit(job, configuration_);
   } else {
     configuration_->executor.run_or_submit(job);

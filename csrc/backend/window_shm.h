@@ -1,9 +1,10 @@
 // WindowShm: a c10d window in shared memory. A put is a copy, a signal is a counter.
 //
 // Bounds are checked against the window of the rank that is put into. A put raises the
-// counter once, after its bytes; a batch raises it by the number asked for, after all its
-// bytes. The window belongs to the configuration it was made in: after a reconfigure or
-// abort everything here raises kClosed. Any thread may call anything, without the GIL.
+// counter once, after its bytes; a batch raises it by the number asked for, after all
+// its bytes. The window belongs to the configuration it was made in: after a
+// reconfigure or abort everything here raises kClosed. Any thread may call anything,
+// without the GIL.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Window.hpp>
@@ -20,8 +21,8 @@
 namespace weightsync {
 
 // Columns of a table of runs, one row a run, int64, bytes except for the index: which
-// tensor, offset in the tensor, offset in the window, rows, bytes of a row, stride in the
-// tensor, stride in the window.
+// tensor, offset in the tensor, offset in the window, rows, bytes of a row, stride in
+// the tensor, stride in the window.
 inline constexpr std::int64_t kRunColumns = 7;
 
 class WindowShm : public c10d::Window {
@@ -45,8 +46,8 @@ class WindowShm : public c10d::Window {
   at::Tensor map_remote_tensor(int64_t rank) override;
   c10d::WindowAttr get_attr(int64_t peer) override;
 
-  // All runs in one call: tensors to the window of `dst`, then `signals` signals. Sources
-  // are kept alive until the work is finished.
+  // All runs in one call: tensors to the window of `dst`, then `signals` signals.
+  // Sources are kept alive until the work is finished.
   c10::intrusive_ptr<WorkShm> put_many(std::vector<at::Tensor> tensors,
                                        const at::Tensor& runs, int64_t dst,
                                        int64_t signals, bool async_op);
@@ -101,8 +102,8 @@ class WindowShm : public c10d::Window {
   const std::shared_ptr<Configuration> configuration_;
 
   std::mutex mu_;
-  std::vector<Peer> peers_;           // guarded by mu_; empty until registered
-  at::Tensor tensor_;                 // guarded by mu_
+  std::vector<Peer> peers_;  // guarded by mu_; empty until registered
+  at::Tensor tensor_;        // guarded by mu_
 };
 
 }  // namespace weightsync

@@ -49,7 +49,8 @@ bool WorkShm::wait(std::chrono::milliseconds timeout) {
 }
 
 void WorkShm::abort() {
-  // A put finishes through its job, so that nobody takes its sources away while it copies.
+  // A put finishes through its job, so that nobody takes its sources away while it
+  // copies.
   if (job_) {
     job_->cancel();
   } else {

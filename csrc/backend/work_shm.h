@@ -57,8 +57,8 @@ class WorkShm : public c10d::Work {
   const std::shared_ptr<shm::Job> job_;
 
   std::mutex mu_;
-  std::shared_ptr<EventFd> event_;                      // guarded by mu_
-  c10::intrusive_ptr<c10::ivalue::Future> future_;      // guarded by mu_
+  std::shared_ptr<EventFd> event_;                  // guarded by mu_
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mu_
 };
 
 }  // namespace weightsync

@@ -34,7 +34,7 @@ struct alignas(64) Inbox {
   std::atomic<std::uint64_t> joined;    // digest of the configuration, 0 before
   std::atomic<std::uint64_t> barriers;  // barriers entered
   std::atomic<std::uint64_t> windows;   // windows announced
-  std::atomic<std::uint64_t> left;      // 1 once the peer shut down or aborted
+  std::atomic<std::uint64_t> left;      // the digest again, once the peer left
   // Two entries are enough: a peer announces window n+2 only after every rank announced
   // n+1, and a rank announces n+1 only after it read n.
   WindowEntry window[2];

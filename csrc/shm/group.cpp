@@ -1,42 +1,11 @@
 #include "group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <charconv>
-#include <cstring>
-#include <limits>
 #include <map>
-#include <set>
 #include <utility>
 
 namespace weightsync::shm {
 namespace {
-
-constexpr const char* kScheme = "shm";
-constexpr const char* kForming = "forming the group";
-constexpr const char* kDisagree = "joined with another uuid or list of handles";
-
-// One number of a handle and what follows it; nothing if there is none.
-template <class T>
-const char* read(const char* from, const char* end, char before, T& number) {
-  if (from == nullptr || from == end || *from != before) return nullptr;
-  const auto [rest, error] = std::from_chars(from + 1, end, number);
-  return error == std::errc() ? rest : nullptr;
-}
-
-std::optional<Locator> parse(const std::string& handle) {
-  Locator at{0, 0, 0, sizeof(Control)};
-  const char* const end = handle.data() + handle.size();
-  if (handle.rfind(kScheme, 0) != 0) return std::nullopt;
-  const char* rest = handle.data() + std::strlen(kScheme);
-  rest = read(rest, end, ':', at.pid);
-  rest = read(rest, end, ':', at.fd);
-  rest = read(rest, end, ':', at.inode);
-  const bool sane = rest == end && at.fd >= 0 && at.pid > 0 &&
-                    at.pid <= std::numeric_limits<pid_t>::max();
-  return sane ? std::make_optional(at) : std::nullopt;
-}
 
 std::string listed(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -44,11 +13,6 @@ std::string listed(const std::vector<int>& ranks) {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
   return text;
-}
-
-// The message of a collective that some ranks did not enter in time.
-std::string late(const char* what, const std::vector<int>& ranks) {
-  return std::string(what) + " timed out: " + listed(ranks) + " did not come";
 }
 
 }  // namespace
@@ -64,129 +28,15 @@ Result<std::shared_ptr<Group>> Group::create() {
 
 Group::~Group() { leave("the process group is gone"); }
 
-std::string Group::handle() const {
-  const Locator at = segment_->locator();
-  return std::string(kScheme) + ":" + std::to_string(at.pid) + ":" +
-         std::to_string(at.fd) + ":" + std::to_string(at.inode);
-}
-
-Result<std::unique_ptr<Group::Peer>> Group::open_peer(int peer,
-                                                      const std::string& handle) {
-  const std::optional<Locator> at = parse(handle);
-  if (!at) return Status(Code::kInvalid, "not a handle of this backend: " + handle);
-  auto opened = std::make_unique<Peer>();
-  opened->pid = at->pid;
-  // Watched before it is opened: the segment then proves that the pid is still its own.
-  if (Status watched = monitor_.watch(peer, at->pid); !watched.ok()) return watched;
-  if (peer == rank_) {
-    opened->segment = segment_;
-    return opened;
-  }
-  Result<std::shared_ptr<Segment>> segment = Segment::open(*at, Populate::kNo);
-  if (!segment.ok()) {
-    return Status(segment.status().code(), "cannot reach rank " + std::to_string(peer) +
-                                               ": " + segment.status().message());
-  }
-  opened->segment = segment.take();
-  if (opened->control().magic != kMagic) {
-    return Status(Code::kInvalid, "not a control segment: " + handle);
-  }
-  return opened;
-}
-
-Status Group::open_peers(const std::vector<std::string>& handles) {
-  Status outcome;
-  for (std::size_t i = 0; i < handles.size(); ++i) {
-    Result<std::unique_ptr<Peer>> opened = open_peer(static_cast<int>(i), handles[i]);
-    if (opened.ok()) {
-      peers_.push_back(opened.take());
-    } else if (outcome.ok()) {
-      outcome = opened.status();
-    }
-  }
-  return outcome;
-}
-
-Status Group::join(const std::vector<std::string>& handles, std::uint64_t digest,
-                   Deadline deadline) {
-  if (rank_ >= 0) return {Code::kInvalid, "a group is formed only once"};
-  const auto own = std::find(handles.begin(), handles.end(), handle());
-  if (own == handles.end()) {
-    return {Code::kInvalid, "the handle of this rank is not among the " +
-                                std::to_string(handles.size()) + " handles given"};
-  }
-  if (handles.size() > kMaxRanks) {
-    return {Code::kInvalid, "a group has at most " + std::to_string(kMaxRanks) +
-                                " ranks, got " + std::to_string(handles.size())};
-  }
-  if (std::set<std::string>(handles.begin(), handles.end()).size() < handles.size()) {
-    return {Code::kInvalid, "a handle is given twice"};
-  }
-  rank_ = static_cast<int>(own - handles.begin());
-  if (Status known = publish(open_peers(handles)); !known.ok()) return known;
-  digest = std::max<std::uint64_t>(digest, 1);  // 0 means "not yet"
-  if (Status alike = announce(digest); !alike.ok()) return alike;
-  const Wait::Check check = [this, digest]() -> std::optional<Status> {
-    std::optional<Status> reached = all_reached(&Inbox::joined, 1, kForming);
-    // Last, so that nobody's word comes between unseen.
-    if (Status alike = joined_alike(digest); !alike.ok()) return alike;
-    return reached;
-  };
-  const auto missing = [this] { return late(kForming, behind(&Inbox::joined, 1)); };
-  Wait formed(check, missing, deadline);
-  return block(formed);
-}
-
-Status Group::publish(Status opened) {
-  {
-    const MutexLock lock(signals_mu_);
-    taken_.assign(peers_.size(), 0);
-  }
-  bool left = false;
-  {
-    const MutexLock lock(state_mu_);
-    if (closed_) opened = {Code::kClosed, why_};
-    if (opened.ok()) {
-      opened = monitor_.start([this](int peer) {
-        peers_[static_cast<std::size_t>(peer)]->dead = true;
-        wake();
-      });
-    }
-    published_ = true;
-    left = left_;
-  }
-  if (left) tell_left();
-  return opened;
+std::string Group::late(const char* what, const std::vector<int>& ranks) {
+  return std::string(what) + " timed out: " + listed(ranks) + " did not come";
 }
 
 void Group::tell_left() {
   for (const auto& peer : peers_) {
-    peer->control().inbox[rank_].left.store(1, std::memory_order_release);
+    peer->control().inbox[rank_].left.store(digest_, std::memory_order_release);
     peer->control().doorbell.ring();
   }
-}
-
-Status Group::announce(std::uint64_t digest) {
-  Status outcome;
-  for (int peer = 0; peer < size(); ++peer) {
-    // Who is given the handles in another order may believe to be this very rank. Its
-    // word would be lost under ours, so the one who comes second has to notice.
-    const std::uint64_t before = mine_at(peer).joined.exchange(digest);
-    peers_[static_cast<std::size_t>(peer)]->control().doorbell.ring();
-    if (before != 0 && before != digest) outcome = {Code::kInvalid, kDisagree};
-  }
-  return outcome;
-}
-
-Status Group::joined_alike(std::uint64_t digest) const {
-  for (int peer = 0; peer < size(); ++peer) {
-    const std::uint64_t theirs =
-        control().inbox[peer].joined.load(std::memory_order_acquire);
-    if (theirs != 0 && theirs != digest) {
-      return {Code::kInvalid, "rank " + std::to_string(peer) + ": " + kDisagree};
-    }
-  }
-  return {};
 }
 
 void Group::tell_all(Counter value, std::uint64_t number) {
@@ -198,11 +48,12 @@ void Group::tell_all(Counter value, std::uint64_t number) {
 
 bool Group::is_gone(int peer) const {
   return peers_[static_cast<std::size_t>(peer)]->dead ||
-         control().inbox[peer].left.load(std::memory_order_acquire) != 0;
+         control().inbox[peer].left.load(std::memory_order_acquire) == digest_;
 }
 
 std::string Group::why_gone(int peer) const {
-  const bool left = control().inbox[peer].left.load(std::memory_order_acquire) != 0;
+  const bool left =
+      control().inbox[peer].left.load(std::memory_order_acquire) == digest_;
   return "rank " + std::to_string(peer) + " (process " +
          std::to_string(peers_[static_cast<std::size_t>(peer)]->pid) + ")" +
          (left ? " left the group" : " died");
@@ -290,15 +141,15 @@ std::vector<int> Group::behind(Counter value, std::uint64_t target) const {
   return ranks;
 }
 
-std::optional<Status> Group::all_reached(Counter value, std::uint64_t target,
-                                         const char* what) const {
+std::optional<Status> Group::all_came(const std::function<std::vector<int>()>& others,
+                                      const char* what) const {
   if (Status open = closed(); !open.ok()) return open;
-  // Looked up before the counters: what a peer did before it left still counts.
+  // Looked up before the others: what a peer did before it left still counts.
   std::vector<int> gone;
   for (int peer = 0; peer < size(); ++peer) {
     if (is_gone(peer)) gone.push_back(peer);
   }
-  const std::vector<int> ranks = behind(value, target);
+  const std::vector<int> ranks = others();
   if (ranks.empty()) return Status();
   for (const int rank : ranks) {
     if (std::binary_search(gone.begin(), gone.end(), rank)) {
@@ -311,10 +162,10 @@ std::optional<Status> Group::all_reached(Counter value, std::uint64_t target,
 std::shared_ptr<Wait> Group::all_reach(Counter value, std::uint64_t target,
                                        const char* what, Deadline deadline) {
   auto self = shared_from_this();
+  const auto others = [self, value, target] { return self->behind(value, target); };
   return std::make_shared<Wait>(
-      [self, value, target, what] { return self->all_reached(value, target, what); },
-      [self, value, target, what] { return late(what, self->behind(value, target)); },
-      deadline);
+      [self, others, what] { return self->all_came(others, what); },
+      [others, what] { return late(what, others()); }, deadline);
 }
 
 std::shared_ptr<Wait> Group::barrier(Deadline deadline) {

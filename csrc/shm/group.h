@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -113,16 +114,24 @@ class Group : public std::enable_shared_from_this<Group> {
   // leave() came first.
   Status publish(Status opened);
   void tell_left();
+  // The digest of an attempt to form a group that failed before this one, and left its
+  // traces in a segment whose owner had not joined; else 0.
+  std::uint64_t ended_attempt(const Inbox& inbox) const;
   // Announces the configuration; kInvalid where a peer wrote another one.
-  Status announce(std::uint64_t digest);
-  Status joined_alike(std::uint64_t digest) const;
+  Status announce();
+  // The same of what the peers announce here. `ended` does not count.
+  Status joined_alike(const std::vector<std::uint64_t>& ended) const;
+  std::vector<int> not_joined() const;
 
   // Finishes when `value` of every other rank has reached `target`.
   std::shared_ptr<Wait> all_reach(Counter value, std::uint64_t target, const char* what,
                                   Deadline deadline);
-  std::optional<Status> all_reached(Counter value, std::uint64_t target,
-                                    const char* what) const;
+  // Finished when there are no `others`, or one of them is gone.
+  std::optional<Status> all_came(const std::function<std::vector<int>()>& others,
+                                 const char* what) const;
   std::vector<int> behind(Counter value, std::uint64_t target) const;
+  // The message of a collective that some ranks did not enter in time.
+  static std::string late(const char* what, const std::vector<int>& ranks);
   void tell_all(Counter value, std::uint64_t number);
 
   std::optional<Status> take(const std::vector<Expect>& expected);
@@ -138,6 +147,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Constant after join().
   int rank_ = -1;
+  std::uint64_t digest_ = 0;
   std::vector<std::unique_ptr<Peer>> peers_;
 
   // Own synchronisation.

@@ -152,6 +152,27 @@ TEST(Group, JoinEndsWhenAPeerGivesUp) {
   leave(groups);
 }
 
+TEST(Group, AFailedAttemptDoesNotSpoilTheHandlesOfThoseWhoMissedIt) {
+  for (const std::uint64_t second : {7, 8}) {
+    Groups groups = new_groups(2);
+    ASSERT_EQ(Code::kTimedOut, groups[0]->join(handles_of(groups), 6, soon()).code());
+    groups[0]->leave("nobody came");
+    groups[0] = Group::create().take();
+    const std::vector<std::string> handles = handles_of(groups);
+    on_every_rank(2, [&](int rank) {
+      const Status joined = groups[rank]->join(handles, second, patience());
+      EXPECT_TRUE(joined.ok()) << joined.message();
+    });
+
+    EXPECT_TRUE(groups[1]->signal(0, 1).ok());
+    EXPECT_TRUE(groups[0]->signal(1, 1).ok());
+    EXPECT_TRUE(signals_from(*groups[1], 0, 1).ok());
+    groups[0]->leave("over");
+    EXPECT_EQ(Code::kPeer, groups[1]->check_peer(0).code());
+    leave(groups);
+  }
+}
+
 TEST(Group, JoinIsEndedByLeaveAndClose) {
   for (const bool only_close : {false, true}) {
     for (int round = 0; round < 20; ++round) {

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     AnyConnection = Connection[Any, Any]
 
 END_SECONDS: Final = 10.0
-"""How long a child that has said its last word may take to end."""
+"""How long a child that was killed, or has closed its line, may take to end."""
+
+LEAVE_SECONDS: Final = 1.0
+"""How long a child may take to notice that the run is over, before it is killed."""
 
 
 class RunError(WeightSyncError):
@@ -102,9 +105,7 @@ class Child:
     def end(self) -> None:
         """Let it end if it is about to; kill it otherwise."""
         self.connection.close()
-        self._process.join(0.0 if self._process.exitcode is None else END_SECONDS)
-        if self._process.exitcode is None:
-            self._process.join(1.0)
+        self._process.join(LEAVE_SECONDS)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join(END_SECONDS)

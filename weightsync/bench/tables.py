@@ -67,20 +67,29 @@ def show(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> None:
 def _show_rich(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> bool:
     """Write with rich; False where it is not installed."""
     try:
+        from rich.box import SIMPLE_HEAD
         from rich.console import Console
+        from rich.measure import Measurement
         from rich.table import Table as RichTable
     except ImportError:
         return False
     console = Console(file=stream, highlight=False)
+    unbounded = console.options.update(max_width=1000)
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     for each in tables:
-        drawn = RichTable(title=each.title, title_justify="left")
+        drawn = RichTable(
+            title=each.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
         for head in each.heads:
-            drawn.add_column(head, justify="right")
+            drawn.add_column(head, justify="right", no_wrap=True)
         for row in each.rows:
             drawn.add_row(*row)
         console.print()
+        if Measurement.get(console, unbounded, drawn).maximum > console.width:
+            # Cut or wrapped numbers are worse than long lines.
+            print(each.plain(), file=stream)
+            continue
         console.print(drawn)
         for note in each.notes:
             console.print(note, markup=False, soft_wrap=True)
