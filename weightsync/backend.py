@@ -9,6 +9,7 @@ Importing this module registers ``weightsync-shm`` with ``torch.distributed``::
 from __future__ import annotations
 
 import atexit
+import importlib
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,11 @@ import torch.distributed as dist
 from weightsync.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from weightsync import _C
+    import weightsync._C as _C
 else:
     try:
-        from weightsync import _C
+        # By its full name: the package itself imports this module.
+        _C = importlib.import_module("weightsync._C")
     except ImportError as error:
         message = (
             f"weightsync's core cannot be loaded with torch {torch.__version__}; "
@@ -32,8 +34,8 @@ else:
 
 SHM = "weightsync-shm"
 
-# Groups that exist, to be ended when the process ends: a thread that comes back from the
-# core while the interpreter is being taken down would end the process by a signal.
+# Groups that exist, to be ended when the process ends: a thread that comes back from
+# the core while the interpreter is taken down would end the process by a signal.
 _groups: weakref.WeakSet[_C.ProcessGroupShm] = weakref.WeakSet()
 
 describe = _C.describe
@@ -42,7 +44,7 @@ repoint = _C.repoint
 
 
 def _check_torch() -> None:
-    """Refuse a torch of another minor: c10d's classes differ, and calls would go astray."""
+    """Refuse a torch of another minor: c10d differs, and calls would go astray."""
     found = ".".join(torch.__version__.split(".")[:2])
     if found != _C.TORCH_VERSION:
         message = (
@@ -83,7 +85,7 @@ def _end_groups() -> None:
         group.abort()
 
 
-def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:  # noqa: ANN401 -- c10d passes untyped objects
+def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:
     elastic = options.enable_reconfigure or bool(
         getattr(backend_options, "enable_reconfigure", False)
     )

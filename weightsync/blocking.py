@@ -5,17 +5,19 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Generic
 
-from weightsync.errors import ClosedError
-from weightsync.lease import Lease
-from weightsync.session import GeneratorSession, TrainerSession, check_timeout
-from weightsync.transport import (
+from weightsync.core import (
     DEFAULT_TIMEOUT,
     Core,
     SessionT,
-    check_push,
+    check_choice,
+    check_version,
     generator_core,
     trainer_core,
 )
+from weightsync.errors import ClosedError
+from weightsync.lease import Lease
+from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.trainer import PushOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,21 +120,16 @@ class Trainer(_Blocking[TrainerSession]):
         ignore: Sequence[str] = (),
     ) -> PushReport:
         """Put the weights into every replica; see ``weightsync.Trainer.push``."""
-        session, seconds = self._core.session, self._seconds(timeout)
-        number = check_push(version, on_busy, require)
-
-        async def push() -> PushReport:
-            return await session.rank.push(
-                state_dict,
-                version=number,
-                partial=partial,
-                on_busy=on_busy,
-                require=require,
-                timeout=seconds,
-                ignore=ignore,
-            )
-
-        return self._core.runtime.call(push)
+        session = self._core.session
+        options = PushOptions(
+            version=check_version(version),
+            partial=partial,
+            on_busy=check_choice("on_busy", on_busy, ("wait", "skip")),
+            require=check_choice("require", require, ("any", "all")),
+            timeout=self._seconds(timeout),
+            ignore=ignore,
+        )
+        return self._core.runtime.call(session.rank.push, state_dict, options)
 
 
 class Generator(_Blocking[GeneratorSession]):

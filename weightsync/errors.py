@@ -26,7 +26,7 @@ class ClosedError(WeightSyncError):
 
 
 class PeerError(WeightSyncError):
-    """The other side failed: it died, refused, or left in the middle of an operation."""
+    """The other side failed: it died, refused, or left in the middle."""
 
 
 class TimedOutError(WeightSyncError, TimeoutError):
@@ -42,7 +42,7 @@ class DtypeError(PlanError, TypeError):
 
 
 class EpochError(WeightSyncError, RuntimeError):
-    """Memory was asked for in the wrong epoch: reading while exposed, or the reverse."""
+    """Memory was asked for in the wrong epoch: read while exposed, or the reverse."""
 
 
 class ProtocolError(WeightSyncError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from weightsync.arrival import Arrival
 from weightsync.epoch import Epochs, Mode
 from weightsync.errors import (
     ClosedError,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from weightsync.runtime import Tasks
     from weightsync.spec import Manifest
     from weightsync.weights import Tensors
-    from weightsync.window import Operation
 
 LEFTOVER_SECONDS: Final = 5.0
 """Limit for taking signals that trainers say they have sent; they are here already."""
@@ -52,18 +52,6 @@ LEFTOVER_SECONDS: Final = 5.0
 POLITE_SECONDS: Final = 5.0
 """How long a new lease lets a switch go first. Not for ever: whoever holds the lease
 that the switch waits for may be waiting for the new one."""
-
-
-class _Arrival:
-    """A version on its way into a slot."""
-
-    def __init__(self, expect: Expect, slot: int) -> None:
-        self.expect: Final = expect
-        self.slot: Final = slot
-        self.operation: Operation | None = None
-        self.discard: Discard | None = None
-        self.whole = False
-        self.nbytes = 0
 
 
 class GeneratorRank:
@@ -91,8 +79,8 @@ class GeneratorRank:
         self._peer: Peer | None = None
         self._tasks: Tasks | None = None
         self._replica: tuple[Manifest, ...] = ()
-        self._arrival: _Arrival | None = None
-        self._last: _Arrival | None = None
+        self._arrival: Arrival | None = None
+        self._last: Arrival | None = None
         self._changed = anyio.Event()
         self._receiving = anyio.Lock()
         self._granted = False
@@ -281,11 +269,11 @@ class GeneratorRank:
             raise ProtocolError(
                 f"version {message.version} comes while nothing is open"
             )
-        self._arrival = _Arrival(message, self.epochs.exposed)
+        self._arrival = Arrival(message, self.epochs.exposed)
         self._start(self._arrive, self._arrival)
         self.notify()
 
-    async def _arrive(self, arrival: _Arrival) -> None:
+    async def _arrive(self, arrival: Arrival) -> None:
         try:
             operation, prepared = self._link.await_signals(
                 arrival.expect, self._replica
@@ -308,7 +296,7 @@ class GeneratorRank:
             else:
                 self._post(Arrived(arrival.expect.sequence))
 
-    def _check(self, arrival: _Arrival, prepared: Prepared) -> None:
+    def _check(self, arrival: Arrival, prepared: Prepared) -> None:
         self._link.window.conceal()
         arrival.nbytes = self._link.check_headers(
             arrival.expect, prepared, arrival.slot
@@ -325,7 +313,7 @@ class GeneratorRank:
         elif arrival.operation is not None:
             arrival.operation.abort()
 
-    async def _forget(self, arrival: _Arrival) -> None:
+    async def _forget(self, arrival: Arrival) -> None:
         """Take the signals of a version that was given up, then open the slot again."""
         if arrival.discard is None:
             return

@@ -33,7 +33,7 @@ from weightsync.messages import (
     Withdraw,
     Withdrawn,
 )
-from weightsync.peer import FLUSH_SECONDS, MessageStream, Peer
+from weightsync.peer import Conversations, MessageStream, Peer
 from weightsync.pool import Members, Replica
 from weightsync.push import Pushes
 from weightsync.spec import validate_manifest
@@ -57,7 +57,7 @@ class Leader:
 
     def __init__(self, world_size: int, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._peers: set[Peer] = set()
+        self._conversations = Conversations()
         self.members = Members(world_size, self._after)
         self.pushes = Pushes(self.members, self._after)
 
@@ -87,9 +87,7 @@ class Leader:
         for peer in self.members.trainers.values():
             peer.post(Ended())
             peer.finish()
-        with anyio.move_on_after(FLUSH_SECONDS):
-            while self._peers:
-                await anyio.sleep(0.005)
+        await self._conversations.flush()
 
     # Trainer ranks
 
@@ -108,10 +106,12 @@ class Leader:
             left = left or isinstance(message, Leaving)
             self._on_trainer(hello.rank, message)
 
-        end = await self._converse(peer, handle)
+        end = await self._conversations.hold(peer, handle)
         self.members.trainer_lost(hello.rank, end, clean=left)
 
-    def _on_trainer(self, rank: int, message: FromTrainer) -> None:
+    def _on_trainer(  # noqa: C901 -- one case a message.
+        self, rank: int, message: FromTrainer
+    ) -> None:
         match message:
             case PushRequest():
                 self.pushes.request(rank, message)
@@ -152,7 +152,7 @@ class Leader:
             left = left or isinstance(message, Leaving)
             self._on_replica(replica, message)
 
-        end = await self._converse(peer, handle)
+        end = await self._conversations.hold(peer, handle)
         reason = "it left" if left else str(end)
         self.members.drop(replica, reason, clean=left)
 
@@ -168,7 +168,9 @@ class Leader:
             validate_manifest(manifest)
         return message.manifests
 
-    def _on_replica(self, replica: Replica, message: FromReplica) -> None:
+    def _on_replica(  # noqa: C901 -- one case a message.
+        self, replica: Replica, message: FromReplica
+    ) -> None:
         match message:
             case LinkReady():
                 self.members.linked(None, message.link)
@@ -194,15 +196,6 @@ class Leader:
         if replica is not None:
             reason = f"trainer rank {rank}: {message.fault.message}"
             self.members.drop(replica, reason)
-
-    async def _converse(
-        self, peer: Peer, handle: Callable[[Any], None]
-    ) -> WeightSyncError:
-        self._peers.add(peer)
-        try:
-            return await peer.run(handle)
-        finally:
-            self._peers.discard(peer)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> anyio.CancelScope:
         scope = anyio.CancelScope()

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightsync.core import Core
     from weightsync.generator import GeneratorRank
     from weightsync.session import GeneratorSession
-    from weightsync.transport import Core
 
 _held: Final[ContextVar[tuple[int, ...]]] = ContextVar("_held", default=())
 """The generators (by id) of which this task, or the one that started it, has a lease.

@@ -22,7 +22,7 @@ MAX_QUEUED: Final = 10_000
 """A peer that has not read so many messages is stuck; messages are small."""
 
 FLUSH_SECONDS: Final = 2.0
-"""How long ``finish`` waits for a peer to take what was posted before it closes."""
+"""How long peers have to take what was posted before the connection is closed."""
 
 
 class MessageStream(Protocol):
@@ -125,6 +125,32 @@ class Peer:
                 handle(await self._stream.receive())
         except WeightSyncError as error:
             self.drop(error)
+
+
+class Conversations:
+    """The conversations under way, and the wait for their end."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._quiet = anyio.Event()
+        self._quiet.set()
+
+    async def hold(self, peer: Peer, handle: Callable[[Any], None]) -> WeightSyncError:
+        """``peer.run``, counted."""
+        if self._count == 0:
+            self._quiet = anyio.Event()
+        self._count += 1
+        try:
+            return await peer.run(handle)
+        finally:
+            self._count -= 1
+            if self._count == 0:
+                self._quiet.set()
+
+    async def flush(self) -> None:
+        """Give what was posted last the time to be sent."""
+        with anyio.move_on_after(FLUSH_SECONDS):
+            await self._quiet.wait()
 
 
 class _LocalStream:

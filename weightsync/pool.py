@@ -149,7 +149,7 @@ class Members:
     def replica_joined(
         self, hello: ReplicaHello, manifests: tuple[Manifest, ...], peer: Peer
     ) -> Replica:
-        """Take a replica in and begin to form its link; PlanError where it does not fit."""
+        """Take a replica in and begin to form its link; or raise PlanError."""
         self._check()
         if any(replica.name == hello.replica for replica in self.replicas.values()):
             raise PlanError(f"there is a replica {hello.replica!r} in the pool already")
@@ -254,4 +254,3 @@ class Members:
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
-

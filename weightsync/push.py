@@ -1,8 +1,8 @@
 """One push after the other, as the leader decides them.
 
 A round begins when every trainer rank has called ``push``, is checked as a whole, and
-then becomes one transfer for each replica, independent of the others. It ends once, with
-the same outcome for every trainer rank. Nothing here waits.
+then becomes one transfer for each replica, independent of the others. It ends once,
+with the same outcome for every trainer rank. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -35,60 +35,16 @@ from weightsync.messages import (
 )
 from weightsync.plan import Plan, check, make_plan
 from weightsync.pool import After, Members, Replica, Watcher
+from weightsync.rounds import Round, Transfer, failure
 from weightsync.spec import Manifest, validate_manifest
 from weightsync.stats import PushReport, ReplicaReport, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio import CancelScope
 
 STOP_SECONDS: Final = 2.0
 """How long trainer ranks may take to stop putting; a slice of 4 MiB takes 0.3 ms."""
-
-
-class Transfer:
-    """A round's way to one replica: waiting for credit, moving, stopping, or reported."""
-
-    def __init__(self, replica: Replica, plan: Plan, nbytes: int) -> None:
-        self.replica: Final = replica
-        self.plan: Final = plan
-        self.nbytes: Final = nbytes
-        self.sequence: int | None = None
-        self.ended: dict[int, PutEnded] = {}
-        self.stopping: str | None = None
-        self.report: ReplicaReport | None = None
-
-    @property
-    def moving(self) -> bool:
-        """Whether bytes may be on their way."""
-        return self.sequence is not None and self.report is None
-
-
-class Round:
-    """One push of all trainer ranks."""
-
-    def __init__(self, push: int) -> None:
-        self.push: Final = push
-        self.requests: dict[int, PushRequest] = {}
-        self.verified: dict[int, Verified] = {}
-        self.pairs: tuple[tuple[str, str], ...] = ()
-        self.layout: Layout | None = None
-        self.version = -1
-        self.transfers: dict[int, Transfer] = {}
-        self.begun = False
-        self.started = 0.0
-        self.fault: WeightSyncError | None = None
-        self.outcome: PushEnded | None = None
-        self.answered: set[int] = set()
-        self.timers: list[CancelScope] = []
-
-    @property
-    def what(self) -> str:
-        """What messages call it."""
-        given = [r.version for r in self.requests.values() if r.version is not None]
-        version = self.version if self.version >= 0 else given[0] if given else None
-        return f"push {self.push}" if version is None else f"push of version {version}"
 
 
 class Pushes(Watcher):
@@ -161,17 +117,16 @@ class Pushes(Watcher):
             self.last_version = max(self.last_version, replica.sent)
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
-            if transfer is not None and transfer.sequence == sequence:
-                if transfer.report is None:
-                    self._report(round_, transfer, "delivered")
+            expected = transfer is not None and transfer.sequence == sequence
+            if transfer is not None and expected and transfer.report is None:
+                self._report(round_, transfer, "delivered")
 
     def credited(self, replica: Replica) -> None:
         """Use a credit for the transfer that waits for it."""
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
-            if transfer is not None and transfer.sequence is None:
-                if transfer.report is None:
-                    self._move(round_, transfer)
+            if transfer is not None and transfer.waiting:
+                self._move(round_, transfer)
 
     def dropped(self, replica: Replica, reason: str, *, clean: bool) -> None:
         """A replica is gone: its transfers have failed, or are moot."""
@@ -314,9 +269,7 @@ class Pushes(Watcher):
         transfer.sequence = replica.sequence
         self._members.tell_layout(replica, layout)
         plan = transfer.plan.digest
-        replica.peer.post(
-            Expect(replica.sequence, round_.version, layout.digest, plan)
-        )
+        replica.peer.post(Expect(replica.sequence, round_.version, layout.digest, plan))
         put = Put(
             push=round_.push,
             link=replica.link,
@@ -425,7 +378,7 @@ class Pushes(Watcher):
             ]
         )
         report = PushReport(round_.version, nbytes, seconds, reports)
-        self._end(round_, report=report, error=round_.fault or _failure(round_, report))
+        self._end(round_, report=report, error=round_.fault or failure(round_, report))
 
     def _end(
         self,
@@ -449,15 +402,3 @@ class Pushes(Watcher):
             self._members.trainers[rank].post(round_.outcome)
         if len(round_.answered) == self._members.world_size:
             self._rounds.pop(round_.push, None)
-
-
-def _failure(round_: Round, report: PushReport) -> WeightSyncError | None:
-    """The error that a report amounts to under the caller's ``require``."""
-    failed = report.failed
-    if not failed or (round_.requests[0].require == "any" and report.delivered):
-        return None
-    reasons = "; ".join(f"replica {name!r}: {why}" for name, why in failed.items())
-    message = f"push of version {report.version} failed: {reasons}"
-    if all(reason.startswith("timed out") for reason in failed.values()):
-        return TimedOutError(message)
-    return PeerError(message)

@@ -47,7 +47,7 @@ class _Call:
             with anyio.CancelScope() as scope:
                 self._scope = scope
                 result = await self._function(*self._args)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- raised by whoever asks for it.
             self.outcome.set_exception(error)
         except BaseException:
             self._give_up()
@@ -68,13 +68,15 @@ class _Call:
 
 
 class Tasks:
-    """Starts tasks in a loop; one that fails unexpectedly is reported, not swallowed."""
+    """Starts tasks in a loop; one that fails unexpectedly is reported."""
 
     def __init__(self, group: TaskGroup) -> None:
         self._group = group
         self.on_crash: Callable[[WeightSyncError], None] | None = None
 
-    def start_soon(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
+    def start_soon(
+        self, function: Callable[..., Awaitable[Any]], *args: object
+    ) -> None:
         """Run a coroutine function soon."""
         self._group.start_soon(self._run, function, args)
 
@@ -148,7 +150,7 @@ class Runtime:
             raise ClosedError(f"{self._name} is closed")
 
     def post(self, function: Callable[..., Any], *args: object) -> None:
-        """Run a function in the loop soon; from any thread. Does nothing once closed."""
+        """Run a function in the loop soon; from any thread. Nothing once closed."""
         try:
             self.check()
             self._portal.start_task_soon(function, *args)
@@ -172,7 +174,7 @@ class Runtime:
     ) -> ResultT:
         """Run a coroutine function in the loop and await it, from any other loop.
 
-        A cancellation is passed on, and this returns when the other side has cleaned up.
+        A cancellation is passed on; this returns when the other side has cleaned up.
         """
         call = self._start(function, args)
         await _settled(call.outcome, lambda: self.post(call.cancel))
@@ -216,7 +218,7 @@ async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
     def run() -> None:
         try:
             outcome.set_result(function(*args))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 -- raised by whoever awaits it.
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()

@@ -33,7 +33,7 @@ from weightsync.messages import (
     ToTrainer,
     TrainerHello,
 )
-from weightsync.peer import FLUSH_SECONDS, MessageStream, Peer, local_pair
+from weightsync.peer import Conversations, MessageStream, Peer, local_pair
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots
 from weightsync.spec import validate_manifest
@@ -89,7 +89,7 @@ class Session:
         self._tasks = tasks
         self._listener: Listener | None = None
         self._rendezvous: Rendezvous | None = None
-        self._talking = 0
+        self._conversations = Conversations()
 
     async def open(self) -> None:
         """Join the others; what fails or is cancelled leaves nothing open."""
@@ -177,11 +177,7 @@ class Session:
         handle: Callable[[Any], None],
         end: Callable[[WeightSyncError], None],
     ) -> None:
-        self._talking += 1
-        try:
-            end(await peer.run(handle))
-        finally:
-            self._talking -= 1
+        end(await self._conversations.hold(peer, handle))
 
     async def _accepted(self, rank: TrainerRank | GeneratorRank, peer: Peer) -> None:
         """Return once this rank is accepted; raise what came instead."""
@@ -199,9 +195,7 @@ class Session:
 
     async def _flush(self) -> None:
         """Give what was posted last the time to be sent."""
-        with anyio.move_on_after(FLUSH_SECONDS):
-            while self._talking:
-                await anyio.sleep(0.002)
+        await self._conversations.flush()
         if self._listener is not None:
             await self._listener.aclose()
         self._rendezvous = None

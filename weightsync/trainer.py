@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 import torch
-from msgspec.structs import replace
 
 from weightsync.errors import (
     ClosedError,
@@ -48,7 +49,7 @@ from weightsync.runtime import in_thread
 from weightsync.window import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from weightsync.layout import Captured
     from weightsync.peer import Peer
@@ -67,14 +68,38 @@ _NO_DIGEST: Final = bytes(16)
 class _Push:
     """The push under way on this rank."""
 
-    def __init__(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, number: int, captured: Captured | Fault) -> None:
         self.number: Final = number
-        self.tensors: Final = tensors
-        self.names: dict[str, int] = {}
+        self.captured: Final = captured
         self.puts = 0
         self.ended = anyio.Event()
         self.outcome: PushEnded | None = None
         self.idle = anyio.Event()
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """What is put."""
+        return () if isinstance(self.captured, Fault) else self.captured.tensors
+
+    @property
+    def held(self) -> dict[str, torch.Tensor]:
+        """The same by name."""
+        if isinstance(self.captured, Fault):
+            return {}
+        names = self.captured.manifest.names
+        return dict(zip(names, self.captured.tensors, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    """What a push is called with, checked."""
+
+    version: int | None
+    partial: bool
+    on_busy: OnBusy
+    require: Require
+    timeout: float
+    ignore: Sequence[str]
 
 
 class TrainerRank:
@@ -113,18 +138,31 @@ class TrainerRank:
         raise TimedOutError(message)
 
     async def push(
-        self,
-        state_dict: Mapping[str, object],
-        *,
-        version: int | None,
-        partial: bool,
-        on_busy: OnBusy,
-        require: Require,
-        timeout: float,
-        ignore: Sequence[str],
+        self, state_dict: Mapping[str, object], options: PushOptions
     ) -> PushReport:
         """Take part in one push; see ``Trainer.push``."""
-        deadline = anyio.current_time() + timeout
+        self._check()
+        # The n-th calls of all ranks belong together, so a call that is given up early
+        # is told to the others under its number.
+        self._pushes += 1
+        number = self._pushes
+        deadline = anyio.current_time() + options.timeout
+        asked = False
+        try:
+            async with self._turn(options.timeout):
+                captured = await self._captured(state_dict, options.ignore)
+                self._push = push = _Push(number, captured)
+                self._ask(number, options, captured, deadline)
+                asked = True
+                return await self._outcome(push, options.timeout)
+        except BaseException as error:
+            if not asked:
+                self._ask(number, options, self._given_up(error), deadline)
+            raise
+
+    @asynccontextmanager
+    async def _turn(self, timeout: float) -> AsyncGenerator[None]:
+        """One push at a time, in the order of the calls."""
         with anyio.move_on_after(timeout) as waiting:
             await self._pushing.acquire()
         if waiting.cancelled_caught:
@@ -132,23 +170,7 @@ class TrainerRank:
             raise TimedOutError(message)
         try:
             self._check()
-            captured, fault = self._captured(state_dict, ignore)
-            tensors = captured.tensors if captured is not None else ()
-            self._pushes += 1
-            self._push = push = _Push(self._pushes, tensors)
-            request = PushRequest(
-                push=push.number,
-                version=version,
-                partial=partial,
-                on_busy=on_busy,
-                require=require,
-                timeout=max(deadline - anyio.current_time(), 0.001),
-                digest=_NO_DIGEST if captured is None else captured.manifest.digest,
-                manifest=None,
-                fault=fault,
-            )
-            self._request(push, request, captured)
-            return await self._outcome(push, timeout)
+            yield
         finally:
             self._push = None
             self._pushing.release()
@@ -161,25 +183,52 @@ class TrainerRank:
         for link in links.values():
             await in_thread(link.abort)
 
-    def _captured(
+    async def _captured(
         self, state_dict: Mapping[str, object], ignore: Sequence[str]
-    ) -> tuple[Captured | None, Fault | None]:
+    ) -> Captured | Fault:
         """Capture, or what is wrong: the other ranks must hear of it, and not wait."""
         try:
-            return self._capture(state_dict, ignore), None
+            again = self._capture.again(state_dict, ignore)
+            if again is not None:
+                return again
+            # May copy what is not contiguous: not in the loop that answers the peers.
+            return await in_thread(self._capture, state_dict, ignore)
         except WeightSyncError as error:
-            return None, Fault.of(error)
+            return Fault.of(error)
 
-    def _request(
-        self, push: _Push, request: PushRequest, captured: Captured | None
+    def _given_up(self, error: BaseException) -> Fault:
+        if isinstance(error, WeightSyncError):
+            return Fault.of(error)
+        return Fault.of(ClosedError(f"push cancelled on trainer rank {self.rank}"))
+
+    def _ask(
+        self,
+        number: int,
+        options: PushOptions,
+        captured: Captured | Fault,
+        deadline: float,
     ) -> None:
-        if captured is not None:
-            names = captured.manifest.names
-            push.names = {name: index for index, name in enumerate(names)}
-            if not self._sent.use(request.digest):
-                self._sent.put(request.digest, None)
-                request = replace(request, manifest=captured.manifest)
-        self._peer.post(request)
+        digest, manifest, fault = _NO_DIGEST, None, None
+        if isinstance(captured, Fault):
+            fault = captured
+        else:
+            digest = captured.manifest.digest
+            if not self._sent.use(digest):
+                self._sent.put(digest, None)
+                manifest = captured.manifest
+        self._peer.post(
+            PushRequest(
+                push=number,
+                version=options.version,
+                partial=options.partial,
+                on_busy=options.on_busy,
+                require=options.require,
+                timeout=max(deadline - anyio.current_time(), 0.001),
+                digest=digest,
+                manifest=manifest,
+                fault=fault,
+            )
+        )
 
     async def _outcome(self, push: _Push, timeout: float) -> PushReport:
         try:
@@ -219,7 +268,7 @@ class TrainerRank:
 
     # What the leader says
 
-    def handle(self, message: ToTrainer) -> None:
+    def handle(self, message: ToTrainer) -> None:  # noqa: C901, PLR0912 -- one case a message.
         """Act on one message; starts a task for what takes time."""
         match message:
             case Accepted():
@@ -295,9 +344,10 @@ class TrainerRank:
 
     def _equal(self, push: _Push, first: str, second: str) -> bool:
         """Whether this rank holds both, equal in bytes; PlanError where they differ."""
-        if first not in push.names or second not in push.names:
+        held = push.held
+        if first not in held or second not in held:
             return False
-        one, other = (push.tensors[push.names[name]] for name in (first, second))
+        one, other = held[first], held[second]
         same = one.shape == other.shape and one.dtype == other.dtype
         if same and torch.equal(as_bytes(one), as_bytes(other)):
             return True

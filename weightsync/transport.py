@@ -2,105 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import warnings
-from typing import TYPE_CHECKING, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Generic
 
-import torch.distributed
-
-from weightsync.epoch import Mode
-from weightsync.errors import ClosedError, PlanError
-from weightsync.layout import register
-from weightsync.lease import Lease
-from weightsync.runtime import Runtime, in_thread
-from weightsync.session import (
-    GeneratorSession,
-    Place,
-    Session,
-    TrainerSession,
-    check_timeout,
+from weightsync.core import (
+    DEFAULT_TIMEOUT,
+    Core,
+    SessionT,
+    check_choice,
+    check_version,
+    generator_core,
+    trainer_core,
 )
-from weightsync.store import parse_address
-from weightsync.weights import check_mode, check_writable
+from weightsync.errors import ClosedError
+from weightsync.lease import Lease
+from weightsync.runtime import in_thread
+from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.trainer import PushOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal, Self
-
-    from torch import Tensor
 
     from weightsync.messages import OnBusy, Require
     from weightsync.stats import PushReport, Update
-
-DEFAULT_TIMEOUT = 300.0
-"""Seconds, where neither the transport nor the call is given a timeout."""
-
-SessionT = TypeVar("SessionT", bound=Session)
-
-
-class Core(Generic[SessionT]):
-    """What the asynchronous and the blocking face of a transport share."""
-
-    def __init__(self, name: str, make: Callable[[Runtime], SessionT]) -> None:
-        self.name = name
-        self._make = make
-        self._runtime: Runtime | None = None
-        self._session: SessionT | None = None
-        self._closed = False
-
-    def __repr__(self) -> str:
-        """Show who and in which state."""
-        if self._closed:
-            return f"<{self.name}, closed>"
-        return f"<{self.name}, {'open' if self._session is not None else 'not opened'}>"
-
-    @property
-    def open(self) -> bool:
-        """Whether it was opened and not closed."""
-        return self._runtime is not None and not self._closed
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime; ClosedError before opening, after closing, and after a fork."""
-        if self._closed or self._runtime is None:
-            state = "closed" if self._closed else "not opened: enter it first"
-            raise ClosedError(f"{self.name} is {state}")
-        self._runtime.check()
-        return self._runtime
-
-    @property
-    def session(self) -> SessionT:
-        """The open session; raises as ``runtime`` does."""
-        self.runtime.check()
-        if self._session is None:
-            raise ClosedError(f"{self.name} is not opened yet")
-        return self._session
-
-    @property
-    def last_session(self) -> SessionT | None:
-        """The session, also after closing."""
-        return self._session
-
-    def begin(self) -> tuple[Runtime, SessionT]:
-        """Start the runtime for a new session."""
-        if self._runtime is not None:
-            raise ClosedError(f"{self.name} can be entered once")
-        self._runtime = Runtime(self.name)
-        self._session = self._make(self._runtime)
-        return self._runtime, self._session
-
-    def end(self) -> Runtime | None:
-        """Mark it closed; return the runtime that is to be ended, once."""
-        if self._closed or self._runtime is None:
-            self._closed = True
-            return None
-        self._closed = True
-        try:
-            self._runtime.check()
-        except ClosedError:
-            return None
-        return self._runtime
 
 
 class Transport(Generic[SessionT]):
@@ -163,19 +88,6 @@ class Transport(Generic[SessionT]):
     def world_size(self) -> int:
         """Number of trainer ranks, or ranks of the replica."""
         return self._core.session.place.world_size
-
-
-def trainer_core(
-    address: str | None,
-    rank: int | None,
-    world_size: int | None,
-    job: str,
-    timeout: float,
-) -> Core[TrainerSession]:
-    """Build the core of a Trainer; see there."""
-    place = _place(address, rank, world_size, job, timeout)
-    name = f"trainer rank {place.rank} of {place.world_size}"
-    return Core(name, lambda runtime: TrainerSession(place, runtime.tasks))
 
 
 class Trainer(Transport[TrainerSession]):
@@ -267,74 +179,15 @@ class Trainer(Transport[TrainerSession]):
         with the whole old or the whole new version.
         """
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
-        number = check_push(version, on_busy, require)
-
-        async def push() -> PushReport:
-            return await session.rank.push(
-                state_dict,
-                version=number,
-                partial=partial,
-                on_busy=on_busy,
-                require=require,
-                timeout=seconds,
-                ignore=ignore,
-            )
-
-        return await self._core.runtime.acall(push)
-
-
-def check_push(version: object, on_busy: object, require: object) -> int | None:
-    """Return the version as an int; PlanError for what is none, or no known option."""
-    for name, value, known in (
-        ("on_busy", on_busy, ("wait", "skip")),
-        ("require", require, ("any", "all")),
-    ):
-        if value not in known:
-            message = f"{name} is {known[0]!r} or {known[1]!r}, not {value!r}"
-            raise PlanError(message)
-    if version is None:
-        return None
-    number = version.__index__() if isinstance(version, SupportsIndex) else -1
-    if isinstance(version, bool) or not 0 < number < 2**62:
-        raise PlanError(f"a version is an integer from 1 to 2**62, not {version!r}")
-    return number
-
-
-class _Joined(NamedTuple):
-    core: Core[GeneratorSession]
-    tensors: dict[str, Tensor]
-
-
-def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed on.
-    address: str | None,
-    state_dict: Mapping[str, object],
-    replica: str | None,
-    rank: int | None,
-    world_size: int | None,
-    mode: str,
-    job: str,
-    timeout: float,
-) -> _Joined:
-    """Build the core of a Generator; see there."""
-    place = _place(address, rank, world_size, job, timeout)
-    if replica is None:
-        if place.world_size > 1:
-            raise PlanError("the ranks of a replica need its name: replica=")
-        replica = f"{socket.gethostname()}-{os.getpid()}"
-    chosen = _mode(mode)
-    registered = register(state_dict)
-    check_mode(chosen, registered)
-    check_writable(registered)
-    name = f"rank {place.rank} of replica {replica!r}"
-
-    def make(runtime: Runtime) -> GeneratorSession:
-        return GeneratorSession(
-            place, runtime.tasks, replica=replica, mode=chosen, registered=registered
+        options = PushOptions(
+            version=check_version(version),
+            partial=partial,
+            on_busy=check_choice("on_busy", on_busy, ("wait", "skip")),
+            require=check_choice("require", require, ("any", "all")),
+            timeout=check_timeout(self._timeout if timeout is None else timeout),
+            ignore=ignore,
         )
-
-    names = registered.manifest.names
-    return _Joined(Core(name, make), dict(zip(names, registered.tensors, strict=True)))
+        return await self._core.runtime.acall(session.rank.push, state_dict, options)
 
 
 class Generator(Transport[GeneratorSession]):
@@ -426,37 +279,3 @@ class Generator(Transport[GeneratorSession]):
             return await self._core.runtime.acall(session.rank.receive, None)
         except ClosedError:
             raise StopAsyncIteration from None
-
-
-def _mode(mode: str) -> Mode:
-    try:
-        return Mode(mode)
-    except ValueError:
-        known = ", ".join(repr(known.value) for known in Mode)
-        raise PlanError(f"a mode is one of {known}, not {mode!r}") from None
-
-
-def _place(
-    address: str | None,
-    rank: int | None,
-    world_size: int | None,
-    job: str,
-    timeout: float,
-) -> Place:
-    rank = _default_rank() if rank is None else rank
-    world_size = _default_world_size() if world_size is None else world_size
-    if not 0 <= rank < world_size:
-        raise PlanError(f"rank {rank} is not in a world of size {world_size}")
-    return Place(parse_address(address), job, rank, world_size, check_timeout(timeout))
-
-
-def _default_rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
-
-
-def _default_world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))

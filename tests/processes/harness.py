@@ -8,11 +8,13 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
 # Forked from a server that has imported everything already and has no threads: as
 # separate as spawned processes, and started in milliseconds instead of seconds.
@@ -43,7 +45,9 @@ class Control:
         return await anyio.to_thread.run_sync(self.hear)
 
 
-def _main(line: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _main(
+    line: Connection, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     import torch
 
     torch.set_num_threads(1)

@@ -22,9 +22,9 @@ Counts = tuple[Census, float]
 
 
 def _flat(before: Counts, after: Counts) -> None:
-    assert abs(after[0].descriptors - before[0].descriptors) <= 2
-    assert abs(after[0].mappings - before[0].mappings) <= 2
-    assert abs(after[0].threads - before[0].threads) <= 2
+    assert after[0].descriptors - before[0].descriptors <= 2
+    assert after[0].mappings - before[0].mappings <= 2
+    assert after[0].threads - before[0].threads <= 2
     assert after[1] - before[1] <= 16  # MiB
 
 

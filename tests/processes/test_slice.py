@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 import weightsync
 import weightsync.backend
-from tests.processes.harness import Control, Processes
+
+if TYPE_CHECKING:
+    from tests.processes.harness import Control, Processes
 
 
 def _window_rank(control: Control, rank: int, address: str) -> list[int]:

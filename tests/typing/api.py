@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import TYPE_CHECKING, assert_type
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 
 import weightsync
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 async def trainer(module: nn.Module) -> None:

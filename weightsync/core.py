@@ -1,0 +1,205 @@
+"""What the asynchronous and the blocking transports have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Generic, NamedTuple, SupportsIndex, TypeVar
+
+import torch.distributed
+
+from weightsync.epoch import Mode
+from weightsync.errors import ClosedError, PlanError
+from weightsync.layout import register
+from weightsync.runtime import Runtime
+from weightsync.session import (
+    GeneratorSession,
+    Place,
+    Session,
+    TrainerSession,
+    check_timeout,
+)
+from weightsync.store import parse_address
+from weightsync.weights import check_mode, check_writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds, where neither the transport nor the call is given a timeout."""
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class Core(Generic[SessionT]):
+    """What the asynchronous and the blocking face of a transport share."""
+
+    def __init__(self, name: str, make: Callable[[Runtime], SessionT]) -> None:
+        self.name = name
+        self._make = make
+        self._runtime: Runtime | None = None
+        self._session: SessionT | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Show who and in which state."""
+        if self._closed:
+            return f"<{self.name}, closed>"
+        return f"<{self.name}, {'open' if self._session is not None else 'not opened'}>"
+
+    @property
+    def open(self) -> bool:
+        """Whether it was opened and not closed."""
+        return self._runtime is not None and not self._closed
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime; ClosedError before opening, after closing, and after a fork."""
+        if self._closed or self._runtime is None:
+            state = "closed" if self._closed else "not opened: enter it first"
+            raise ClosedError(f"{self.name} is {state}")
+        self._runtime.check()
+        return self._runtime
+
+    @property
+    def session(self) -> SessionT:
+        """The open session; raises as ``runtime`` does."""
+        self.runtime.check()
+        if self._session is None:
+            raise ClosedError(f"{self.name} is not opened yet")
+        return self._session
+
+    @property
+    def last_session(self) -> SessionT | None:
+        """The session, also after closing."""
+        return self._session
+
+    def begin(self) -> tuple[Runtime, SessionT]:
+        """Start the runtime for a new session."""
+        if self._runtime is not None:
+            raise ClosedError(f"{self.name} can be entered once")
+        runtime = self._runtime = Runtime(self.name)
+
+        async def make() -> SessionT:
+            # In its loop: events and locks belong to the kind of loop they are made in.
+            return self._make(runtime)
+
+        self._session = runtime.call(make)
+        return runtime, self._session
+
+    def end(self) -> Runtime | None:
+        """Mark it closed; return the runtime that is to be ended, once."""
+        if self._closed or self._runtime is None:
+            self._closed = True
+            return None
+        self._closed = True
+        try:
+            self._runtime.check()
+        except ClosedError:
+            return None
+        return self._runtime
+
+
+def trainer_core(
+    address: str | None,
+    rank: int | None,
+    world_size: int | None,
+    job: str,
+    timeout: float,
+) -> Core[TrainerSession]:
+    """Build the core of a Trainer; see there."""
+    place = _place(address, rank, world_size, job, timeout)
+    name = f"trainer rank {place.rank} of {place.world_size}"
+    return Core(name, lambda runtime: TrainerSession(place, runtime.tasks))
+
+
+class _Joined(NamedTuple):
+    core: Core[GeneratorSession]
+    tensors: dict[str, Tensor]
+
+
+def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed on.
+    address: str | None,
+    state_dict: Mapping[str, object],
+    replica: str | None,
+    rank: int | None,
+    world_size: int | None,
+    mode: str,
+    job: str,
+    timeout: float,
+) -> _Joined:
+    """Build the core of a Generator; see there."""
+    place = _place(address, rank, world_size, job, timeout)
+    if replica is None:
+        if place.world_size > 1:
+            raise PlanError("the ranks of a replica need its name: replica=")
+        replica = f"{socket.gethostname()}-{os.getpid()}"
+    chosen = _mode(mode)
+    registered = register(state_dict)
+    check_mode(chosen, registered)
+    check_writable(registered)
+    name = f"rank {place.rank} of replica {replica!r}"
+
+    def make(runtime: Runtime) -> GeneratorSession:
+        return GeneratorSession(
+            place, runtime.tasks, replica=replica, mode=chosen, registered=registered
+        )
+
+    names = registered.manifest.names
+    return _Joined(Core(name, make), dict(zip(names, registered.tensors, strict=True)))
+
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+def check_choice(name: str, value: ChoiceT, known: Sequence[str]) -> ChoiceT:
+    """Return an option; PlanError for what is not one of the values known."""
+    if value not in known:
+        raise PlanError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
+    return value
+
+
+def check_version(version: object) -> int | None:
+    """Return a version as an int, or None; PlanError for what is none."""
+    if version is None:
+        return None
+    number = version.__index__() if isinstance(version, SupportsIndex) else -1
+    if isinstance(version, bool) or not 0 < number < 2**62:
+        raise PlanError(f"a version is an integer from 1 to 2**62, not {version!r}")
+    return number
+
+
+def _mode(mode: str) -> Mode:
+    try:
+        return Mode(mode)
+    except ValueError:
+        known = ", ".join(repr(known.value) for known in Mode)
+        raise PlanError(f"a mode is one of {known}, not {mode!r}") from None
+
+
+def _place(
+    address: str | None,
+    rank: int | None,
+    world_size: int | None,
+    job: str,
+    timeout: float,
+) -> Place:
+    rank = _default_rank() if rank is None else rank
+    world_size = _default_world_size() if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise PlanError(f"rank {rank} is not in a world of size {world_size}")
+    return Place(parse_address(address), job, rank, world_size, check_timeout(timeout))
+
+
+def _default_rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _default_world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
