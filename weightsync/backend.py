@@ -20,7 +20,7 @@ import torch.distributed as dist
 from weightsync.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    import weightsync._C as _C
+    from weightsync import _C
 else:
     try:
         # By its full name: the package itself imports this module.

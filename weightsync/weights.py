@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -51,12 +52,23 @@ class Tensors:
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
-        """Make what has arrived in a slot the value of the tensors."""
+        """Make what has arrived in a slot the value of the tensors.
+
+        Raises PlanError for a tensor that has become read-only, before any is changed.
+        """
         if self._mode is Mode.STAGED:
+            self._check_writable()
             await self._copy_out(window, names)
         elif self._mode is Mode.SWAP:
             await self._keep_others(window, slot, names)
             self._repoint(slot)
+
+    def _check_writable(self) -> None:
+        # Smaller ones share their pages with what is written all the time.
+        large = [i for i in self._moved if self._specs[i].nbytes >= mmap.PAGESIZE]
+        index = first_unwritable([self._tensors[i] for i in large])
+        if index >= 0:
+            raise _unwritable(self._specs[large[index]].name)
 
     async def _copy_out(self, window: Window, names: frozenset[str]) -> None:
         if names not in self._tables:
@@ -169,5 +181,8 @@ def check_writable(registered: Registered) -> None:
     """Refuse tensors in memory that cannot be written, naming the first."""
     index = first_unwritable(registered.tensors)
     if index >= 0:
-        name = registered.manifest.names[index]
-        raise PlanError(f"{name!r}: its memory cannot be written (read-only mapping)")
+        raise _unwritable(registered.manifest.names[index])
+
+
+def _unwritable(name: str) -> PlanError:
+    return PlanError(f"{name!r}: its memory cannot be written (read-only pages)")

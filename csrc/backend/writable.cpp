@@ -1,43 +1,53 @@
 #include "writable.h"
 
-#include <sys/uio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace weightsync {
 namespace {
 
-// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
-constexpr std::size_t kPieces = 1024;
+bool populate(const void* data, std::size_t nbytes) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(data) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(data) + nbytes;
+  // The address is only handed to the kernel.
+  void* const first =
+      reinterpret_cast<void*>(begin);  // NOLINT(performance-no-int-to-ptr)
+  int failed = 0;
+  do {
+    failed = ::madvise(first, end - begin, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+  } while (failed == EINTR || failed == EAGAIN);
+  return failed != EINVAL && failed != EFAULT && failed != ENOMEM;
+}
 
-// How many of these bytes could be written back, in order; all where it cannot be told.
-std::size_t write_back(const std::vector<iovec>& bytes) {
-  std::vector<char> values(bytes.size());
-  const iovec local{values.data(), values.size()};
-  const auto count = bytes.size();
-  ssize_t moved = ::process_vm_readv(::getpid(), &local, 1, bytes.data(), count, 0);
-  if (moved != static_cast<ssize_t>(count)) return count;
-  moved = ::process_vm_writev(::getpid(), &local, 1, bytes.data(), count, 0);
-  if (moved >= 0) return static_cast<std::size_t>(moved);
-  return errno == EFAULT ? 0 : count;
+// What can be written for certain tells whether the kernel knows the question.
+bool can_ask() {
+  char byte = 0;
+  return populate(&byte, 1);
 }
 
 }  // namespace
 
 std::int64_t first_unwritable(const std::vector<at::Tensor>& tensors) {
-  for (std::size_t from = 0; from < tensors.size(); from += kPieces) {
-    const std::size_t to = std::min(tensors.size(), from + kPieces);
-    std::vector<iovec> bytes;
-    std::vector<std::size_t> indices;
-    for (std::size_t i = from; i < to; ++i) {
-      if (!tensors[i].device().is_cpu() || tensors[i].nbytes() == 0) continue;
-      bytes.push_back({const_cast<void*>(tensors[i].const_data_ptr()), 1});
-      indices.push_back(i);
+  if (!can_ask()) return -1;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const bool empty = !tensor.device().is_cpu() || tensor.nbytes() == 0;
+    const void* const data = empty ? nullptr : tensor.const_data_ptr();
+    if (data == nullptr) continue;
+    const std::size_t rest =
+        tensor.storage().nbytes() -
+        static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
+    const bool strided = !tensor.is_contiguous();
+    if (!populate(data, strided ? rest : tensor.nbytes())) {
+      return static_cast<std::int64_t>(i);
     }
-    const std::size_t written = bytes.empty() ? 0 : write_back(bytes);
-    if (written < bytes.size()) return static_cast<std::int64_t>(indices[written]);
   }
   return -1;
 }

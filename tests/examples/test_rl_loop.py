@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("rich")
-pytest.importorskip("transformers")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_loop" / "rl_loop.py"
 SMALL = ("--steps", "200", "--prompts", "8", "--learning-rate", "0.001")
 MARGIN = 0.25
@@ -43,14 +40,12 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_the_reward_rises_clearly(figures: dict[str, Any]) -> None:
     assert figures["reward_start"] < 0.3
     assert figures["reward_end"] >= figures["reward_start"] + MARGIN
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_every_step_is_a_version_and_generators_take_them_in(
     figures: dict[str, Any],
@@ -60,7 +55,6 @@ def test_every_step_is_a_version_and_generators_take_them_in(
     assert figures["skipped"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_every_sample_has_a_version_and_none_is_too_old(
     figures: dict[str, Any],
@@ -72,7 +66,6 @@ def test_every_sample_has_a_version_and_none_is_too_old(
     assert figures["staleness_max"] <= MAX_STALENESS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_generators_sample_with_exactly_the_weights_of_the_trainer(
     figures: dict[str, Any],
@@ -81,7 +74,6 @@ def test_generators_sample_with_exactly_the_weights_of_the_trainer(
     assert figures["ratio_error"] < 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_killed_generator_ends_the_run_and_is_named() -> None:
     with start("--steps", "1000", "--time-limit", "90") as example:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +182,39 @@ def test_destinations_that_overlap_in_part_are_refused() -> None:
     storage = torch.zeros(10)
     with pytest.raises(weightsync.PlanError, match=r"'a'.*'b'"):
         weightsync.Generator("tcp://127.0.0.1:1", {"a": storage[:6], "b": storage[5:]})
+
+
+def read_only(nbytes: int) -> torch.Tensor:
+    memory = mmap.mmap(-1, nbytes, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of just this
+        return torch.frombuffer(memory, dtype=torch.float32)
+
+
+def test_read_only_memory_is_refused_when_it_is_registered() -> None:
+    weights = {"good": torch.ones(3), "bad": read_only(8192)}
+    with pytest.raises(weightsync.PlanError, match=r"'bad'.*cannot be written"):
+        weightsync.Generator("tcp://127.0.0.1:1", weights)
+
+
+async def test_memory_that_becomes_read_only_is_an_error_on_both_sides() -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    weight = torch.frombuffer(memory, dtype=torch.float32)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    where = ctypes.c_void_p(weight.data_ptr())
+    async with open_job() as job:
+        generator = await job.join_one({"w": weight})
+        pushed = {"w": torch.ones_like(weight)}
+        await job.deliver(generator, pushed)
+        assert 0 == protect(where, ctypes.c_size_t(1 << 20), mmap.PROT_READ)
+        await job.push(pushed)
+        with pytest.raises(weightsync.PlanError, match=r"'w'.*cannot be written"):
+            await generator.receive(timeout=5)
+        with pytest.raises(weightsync.PeerError, match="no replica has joined"):
+            await job.push(pushed)
+        assert 0 == protect(
+            where, ctypes.c_size_t(1 << 20), mmap.PROT_READ | mmap.PROT_WRITE
+        )
 
 
 @pytest.mark.parametrize("mode", ["staged"])
