@@ -79,7 +79,8 @@ void bind_process_group(py::module_& module) {
       module, "ProcessGroupShm", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](const Holder<c10d::Store>& store, int rank, int size,
                        std::chrono::milliseconds timeout, bool enable_reconfigure) {
-             // Not a call guard: pybind11 registers the instance after this, with the GIL.
+             // Not a call guard: pybind11 registers the instance after this, with the
+             // GIL.
              const py::gil_scoped_release unlocked;
              return c10::make_intrusive<ProcessGroupShm>(store, rank, size, timeout,
                                                          enable_reconfigure);

@@ -294,6 +294,8 @@ class Window:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return what a tensor means as bytes: conjugation and sign are lazy in torch."""
+    if tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.is_contiguous():
+        return tensor
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A dimension of size 1 may have any stride, which `view` would not take.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)

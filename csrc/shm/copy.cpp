@@ -22,6 +22,7 @@ constexpr std::size_t kStreamFrom = std::size_t{16} << 20;
 // In a shorter run the ends, which are not whole lines, cost more than is gained.
 constexpr std::size_t kStreamRunFrom = std::size_t{4} << 10;
 constexpr std::size_t kBytesPerThread = std::size_t{64} << 20;
+constexpr std::size_t kMostThreads = 8;
 
 #if defined(__x86_64__)
 // `target` is 64-byte aligned, `nbytes` a multiple of 256.
@@ -169,9 +170,12 @@ bool copy_runs(const std::vector<Run>& runs, int threads,
 }
 
 int useful_threads(std::size_t nbytes) {
-  const auto by_machine = std::max(1U, std::thread::hardware_concurrency() / 8);
-  const auto by_size = std::max<std::size_t>(1, nbytes / kBytesPerThread);
-  return static_cast<int>(std::min<std::size_t>({by_machine, by_size, 8}));
+  if (nbytes < 2 * kBytesPerThread) return 1;
+  // Asked once: the answer is read from a file.
+  static const unsigned machine = std::thread::hardware_concurrency();
+  const std::size_t by_machine = std::max(1U, machine / 8);
+  return static_cast<int>(
+      std::min({by_machine, nbytes / kBytesPerThread, kMostThreads}));
 }
 
 }  // namespace weightsync::shm

@@ -38,8 +38,8 @@ bool Executor::queue(const std::shared_ptr<Job>& job, std::shared_ptr<void> owne
 void Executor::run_or_submit(const std::shared_ptr<Job>& job) {
   if (!begin_inline(job)) return changed_.ring();
   job->run();
-  end_inline(job.get());
-  changed_.ring();
+  // Only stop() waits for it; the thread sleeps on.
+  if (end_inline(job.get())) changed_.ring();
 }
 
 bool Executor::begin_inline(const std::shared_ptr<Job>& job) {
@@ -54,11 +54,12 @@ bool Executor::begin_inline(const std::shared_ptr<Job>& job) {
   return true;
 }
 
-void Executor::end_inline(const Job* job) {
+bool Executor::end_inline(const Job* job) {
   const MutexLock lock(mu_);
   const auto entry = std::find_if(inline_.begin(), inline_.end(),
                                   [job](const Inline& one) { return one.job == job; });
   inline_.erase(entry);
+  return stopping_;
 }
 
 bool Executor::others_run_inline() {

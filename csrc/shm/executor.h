@@ -79,7 +79,7 @@ class Executor {
   bool queue(const std::shared_ptr<Job>& job, std::shared_ptr<void> owner);
   // Whether the calling thread has to run the job: nothing is ahead of it.
   bool begin_inline(const std::shared_ptr<Job>& job);
-  void end_inline(const Job* job);
+  bool end_inline(const Job* job);
   bool others_run_inline();
   void run();
   struct Next {
