@@ -83,7 +83,7 @@ class Core(Generic[SessionT]):
         runtime = self._runtime = Runtime(self.name)
 
         async def make() -> SessionT:
-            # In its loop: events and locks belong to the kind of loop they are made in.
+            """Make it in its loop: events belong to the kind of loop they come from."""
             return self._make(runtime)
 
         self._session = runtime.call(make)

@@ -28,7 +28,14 @@ FLUSH_SECONDS: Final = 2.0
 class MessageStream(Protocol):
     """What a peer is reached through: a ``Channel``, or one end of ``local_pair``."""
 
-    peer: str
+    @property
+    def peer(self) -> str:
+        """What messages call the other side."""
+        ...
+
+    @peer.setter
+    def peer(self, description: str) -> None:
+        """Let messages call it so."""
 
     async def send(self, message: object) -> None:
         """Send one message."""
@@ -61,6 +68,7 @@ class Peer:
 
     @name.setter
     def name(self, name: str) -> None:
+        """Let messages call it so."""
         self._stream.peer = name
 
     def post(self, message: object) -> None:

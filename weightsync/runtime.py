@@ -42,6 +42,7 @@ class _Call:
 
     async def run(self) -> None:
         """Run in the loop; the outcome is set when everything is cleaned up."""
+        result: Any = None
         try:
             # Made here: a scope belongs to the kind of loop in which it was made.
             with anyio.CancelScope() as scope:
@@ -216,6 +217,7 @@ async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
     outcome: Future[ResultT] = Future()
 
     def run() -> None:
+        """Run it and keep the outcome."""
         try:
             outcome.set_result(function(*args))
         except BaseException as error:  # noqa: BLE001 -- raised by whoever awaits it.
