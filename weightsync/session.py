@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,10 +75,19 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The interface to listen on: the store's, or loopback for a file."""
-        if isinstance(self.address, TcpAddress):
-            return self.address.host
-        return "127.0.0.1"
+        """The interface to listen on: this host's end of the way to the store.
+
+        The store's own address where it is served here, and loopback for a file.
+        """
+        if not isinstance(self.address, TcpAddress):
+            return "127.0.0.1"
+        family, _, _, _, where = socket.getaddrinfo(
+            self.address.host, self.address.port or 9, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # sends nothing: it only chooses a route
+            host: str = probe.getsockname()[0]
+            return host
 
 
 class Session:

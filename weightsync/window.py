@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 import torch
-from torch._C._distributed_c10d import WindowAccessType
+from torch._C._distributed_c10d import WaitSignalOptions, WindowAccessType
 
 from weightsync.errors import ClosedError, EpochError, PlanError, UnsupportedError
 
@@ -240,9 +240,11 @@ class Window:
         if self._batched:
             peers, counts = list(expected), list(expected.values())
             return Operation(self._window.wait_signals(peers, counts, limit, True))
+        options = WaitSignalOptions()
+        options.timeout = limit
         return _All(
             [
-                self._window.wait_signal(peer, True)
+                self._window.wait_signal(peer, True, options)
                 for peer, count in expected.items()
                 for _ in range(count)
             ]
