@@ -2,8 +2,8 @@
 //
 // One word per rank serves every condition: the ringer changes what it wants to tell,
 // then rings; the waiter reads the word, looks at its condition, and sleeps only while
-// the word is unchanged. No wake-up is lost and nothing polls. Waiting in place beats
-// spinning on busy machines (docs/benchmarks.md).
+// the word is unchanged. No wake-up is lost and nothing polls. There is no spinning
+// first: where other work wants the core, it made a wake-up many times slower.
 #pragma once
 
 #include <linux/futex.h>
