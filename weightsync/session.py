@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,7 +91,7 @@ class Place:
             return host
 
 
-class Session:
+class Session(ABC):
     """The common part: conversations, and the store that leads to them."""
 
     def __init__(self, place: Place, tasks: Tasks) -> None:
@@ -110,12 +111,12 @@ class Session:
                 await self.close()
             raise
 
+    @abstractmethod
     async def close(self) -> None:
         """Leave the others."""
-        raise NotImplementedError
 
-    async def _join(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _join(self) -> None: ...
 
     async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
         def open_it() -> Any:
@@ -130,7 +131,8 @@ class Session:
         self, key: str, message_type: Any, handler: Callable[..., Any]
     ) -> None:
         """Accept channels, and tell where under a key of the store."""
-        self._listener = await Listener.open(self.place.host)
+        host = await in_thread(lambda: self.place.host)  # may ask a name server
+        self._listener = await Listener.open(host)
         self._tasks.start_soon(self._listener.serve, message_type, handler)
         if self._rendezvous is not None:
             endpoint = self._listener.endpoint
