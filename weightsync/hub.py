@@ -20,6 +20,7 @@ from weightsync.messages import (
     Credit,
     Delivered,
     Discard,
+    Discarded,
     Ended,
     Expect,
     Fault,
@@ -201,6 +202,7 @@ class Hub:
                 if message.sequence > self._committed:
                     self._sequence = 0
                     self._tell_ranks(message)
+                    self._tell_leader(Discarded(message.sequence))
             case Withdrawn():
                 self._on_withdrawn()
             case Ended():

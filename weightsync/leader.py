@@ -15,6 +15,7 @@ from weightsync.errors import ClosedError, ProtocolError, WeightSyncError
 from weightsync.messages import (
     Credit,
     Delivered,
+    Discarded,
     Ended,
     Fault,
     FromReplica,
@@ -184,6 +185,8 @@ class Leader:
                     replica.peer.post(Withdrawn())
             case Delivered():
                 self.pushes.delivered(replica, message.sequence)
+            case Discarded():
+                self.pushes.discarded(replica, message.sequence)
             case Leaving():
                 self.members.drop(replica, "it left", clean=True)
             case Manifests():

@@ -284,6 +284,12 @@ class Discard(_Message, frozen=True):
     signals: tuple[tuple[Count, ...], ...]
 
 
+class Discarded(_Message, frozen=True):
+    """A replica to the leader: the version is forgotten, and will not be committed."""
+
+    sequence: Count
+
+
 class Leaving(_Message, frozen=True):
     """The sender leaves; nothing is wrong."""
 
@@ -312,7 +318,14 @@ ToTrainer = (
     | PushEnded
 )
 FromReplica = (
-    Manifests | LinkReady | LinkFailed | Credit | Withdraw | Delivered | Leaving
+    Manifests
+    | LinkReady
+    | LinkFailed
+    | Credit
+    | Withdraw
+    | Delivered
+    | Discarded
+    | Leaving
 )
 ToReplica = Accepted | Ended | FormLink | Layout | Expect | Discard | Withdrawn
 FromRank = Manifests | LinkReady | LinkFailed | Credit | Withdraw | Arrived | Leaving

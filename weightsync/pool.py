@@ -63,7 +63,6 @@ class Replica:
         self.gone = False
         self.credit: int | None = None
         self.sequence = 0
-        self.sent = 0
         self.plans: Remembered[tuple[bytes, bool], tuple[Plan, int]] = Remembered()
         self.layouts: Remembered[bytes, None] = Remembered()
         self.timer: CancelScope | None = None

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 STOP_SECONDS: Final = 2.0
-"""How long trainer ranks may take to stop putting; a slice of 4 MiB takes 0.3 ms."""
+"""How long all may take to give a transfer up; a slice of 4 MiB takes 0.3 ms."""
 
 
 class Pushes(Watcher):
@@ -106,20 +106,25 @@ class Pushes(Watcher):
                 error = ended.fault.error(f"trainer rank {rank}: ")
                 self._members.drop(transfer.replica, str(error))
             elif transfer.stopping is not None:
-                self._discard_if_stopped(round_, transfer)
+                self._discard_if_stopped(transfer)
 
     # What replicas say
 
     def delivered(self, replica: Replica, sequence: int) -> None:
         """Every rank of a replica holds a version."""
-        if sequence == replica.sequence:
-            # Also where the round was given up meanwhile: the replica was faster.
-            self.last_version = max(self.last_version, replica.sent)
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
             expected = transfer is not None and transfer.sequence == sequence
             if transfer is not None and expected and transfer.report is None:
+                self.last_version = max(self.last_version, round_.version)
                 self._report(round_, transfer, "delivered")
+
+    def discarded(self, replica: Replica, sequence: int) -> None:
+        """A replica has forgotten a version: nobody there holds this number."""
+        for round_ in list(self._rounds.values()):
+            transfer = round_.transfers.get(replica.link)
+            if transfer is not None and transfer.is_stopping(sequence):
+                self._report(round_, transfer, "failed", transfer.stopping or "")
 
     def credited(self, replica: Replica) -> None:
         """Use a credit for the transfer that waits for it."""
@@ -265,7 +270,6 @@ class Pushes(Watcher):
             return
         slot, replica.credit = replica.credit, None
         replica.sequence += 1
-        replica.sent = round_.version
         transfer.sequence = replica.sequence
         self._members.tell_layout(replica, layout)
         plan = transfer.plan.digest
@@ -333,13 +337,13 @@ class Pushes(Watcher):
 
         def expire() -> None:
             if transfer.report is None:
-                why = f"{reason}; the trainers did not stop in {STOP_SECONDS} s"
+                why = f"{reason}; giving it up took longer than {STOP_SECONDS} s"
                 self._members.drop(transfer.replica, why)
 
         round_.timers.append(self._after(STOP_SECONDS, expire))
-        self._discard_if_stopped(round_, transfer)
+        self._discard_if_stopped(transfer)
 
-    def _discard_if_stopped(self, round_: Round, transfer: Transfer) -> None:
+    def _discard_if_stopped(self, transfer: Transfer) -> None:
         ranks = range(self._members.world_size)
         if len(transfer.ended) < len(ranks) or transfer.sequence is None:
             return
@@ -348,7 +352,6 @@ class Pushes(Watcher):
             for generator in range(len(transfer.replica.manifests))
         )
         transfer.replica.peer.post(Discard(transfer.sequence, signals))
-        self._report(round_, transfer, "failed", transfer.stopping or "")
 
     # Reporting
 

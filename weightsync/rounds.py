@@ -32,6 +32,11 @@ class Transfer:
         """Whether it waits for credit."""
         return self.sequence is None and self.report is None
 
+    def is_stopping(self, sequence: int) -> bool:
+        """Whether it is this transfer, given up and not reported yet."""
+        given_up = self.stopping is not None and self.report is None
+        return given_up and self.sequence == sequence
+
     @property
     def moving(self) -> bool:
         """Whether bytes may be on their way."""
