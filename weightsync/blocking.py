@@ -9,15 +9,13 @@ from weightsync.core import (
     DEFAULT_TIMEOUT,
     Core,
     SessionT,
-    check_choice,
-    check_version,
     generator_core,
     trainer_core,
 )
 from weightsync.errors import ClosedError
 from weightsync.lease import Lease
+from weightsync.pushing import PushOptions
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
-from weightsync.trainer import PushOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,10 +120,10 @@ class Trainer(_Blocking[TrainerSession]):
         """Put the weights into every replica; see ``weightsync.Trainer.push``."""
         session = self._core.session
         options = PushOptions(
-            version=check_version(version),
+            version=version,
             partial=partial,
-            on_busy=check_choice("on_busy", on_busy, ("wait", "skip")),
-            require=check_choice("require", require, ("any", "all")),
+            on_busy=on_busy,
+            require=require,
             timeout=self._seconds(timeout),
             ignore=ignore,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch.distributed
 
@@ -23,7 +23,7 @@ from weightsync.store import parse_address
 from weightsync.weights import check_mode, check_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -149,26 +149,6 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
 
     names = registered.manifest.names
     return _Joined(Core(name, make), dict(zip(names, registered.tensors, strict=True)))
-
-
-ChoiceT = TypeVar("ChoiceT", bound=str)
-
-
-def check_choice(name: str, value: ChoiceT, known: Sequence[str]) -> ChoiceT:
-    """Return an option; PlanError for what is not one of the values known."""
-    if value not in known:
-        raise PlanError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
-    return value
-
-
-def check_version(version: object) -> int | None:
-    """Return a version as an int, or None; PlanError for what is none."""
-    if version is None:
-        return None
-    number = version.__index__() if isinstance(version, SupportsIndex) else -1
-    if isinstance(version, bool) or not 0 < number < 2**62:
-        raise PlanError(f"a version is an integer from 1 to 2**62, not {version!r}")
-    return number
 
 
 def _mode(mode: str) -> Mode:

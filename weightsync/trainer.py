@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
@@ -30,7 +29,6 @@ from weightsync.messages import (
     LinkOffered,
     LinkReady,
     OfferLink,
-    OnBusy,
     Pool,
     PushCancel,
     PushEnded,
@@ -38,12 +36,12 @@ from weightsync.messages import (
     Put,
     PutEnded,
     Remembered,
-    Require,
     Stop,
     ToTrainer,
     Verified,
     Verify,
 )
+from weightsync.pushing import Push, PushOptions
 from weightsync.recapture import Recapture
 from weightsync.runtime import in_thread
 from weightsync.window import as_bytes
@@ -65,43 +63,6 @@ READ_SECONDS: Final = 0.25
 _NO_DIGEST: Final = bytes(16)
 
 
-class _Push:
-    """The push under way on this rank."""
-
-    def __init__(self, number: int, captured: Captured | Fault) -> None:
-        self.number: Final = number
-        self.captured: Final = captured
-        self.puts = 0
-        self.ended = anyio.Event()
-        self.outcome: PushEnded | None = None
-        self.idle = anyio.Event()
-
-    @property
-    def tensors(self) -> Sequence[torch.Tensor]:
-        """What is put."""
-        return () if isinstance(self.captured, Fault) else self.captured.tensors
-
-    @property
-    def held(self) -> dict[str, torch.Tensor]:
-        """The same by name."""
-        if isinstance(self.captured, Fault):
-            return {}
-        names = self.captured.manifest.names
-        return dict(zip(names, self.captured.tensors, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class PushOptions:
-    """What a push is called with, checked."""
-
-    version: int | None
-    partial: bool
-    on_busy: OnBusy
-    require: Require
-    timeout: float
-    ignore: Sequence[str]
-
-
 class TrainerRank:
     """One trainer rank. Everything here runs in the loop of its runtime."""
 
@@ -116,7 +77,7 @@ class TrainerRank:
         self._changed = anyio.Event()
         self._pushing = anyio.Lock()
         self._pushes = 0
-        self._push: _Push | None = None
+        self._push: Push | None = None
         self._capture = Recapture()
         self._sent: Remembered[bytes, None] = Remembered()
         self._layouts: Remembered[bytes, Layout] = Remembered()
@@ -151,7 +112,7 @@ class TrainerRank:
         try:
             async with self._turn(options.timeout):
                 captured = await self._captured(state_dict, options.ignore)
-                self._push = push = _Push(number, captured)
+                self._push = push = Push(number, captured)
                 self._ask(number, options, captured, deadline)
                 asked = True
                 return await self._outcome(push, options.timeout)
@@ -230,7 +191,7 @@ class TrainerRank:
             )
         )
 
-    async def _outcome(self, push: _Push, timeout: float) -> PushReport:
+    async def _outcome(self, push: Push, timeout: float) -> PushReport:
         try:
             with anyio.move_on_after(timeout + GRACE_SECONDS):
                 await push.ended.wait()
@@ -258,7 +219,7 @@ class TrainerRank:
             raise ProtocolError("the leader ended a push with neither report nor fault")
         return push.outcome.report
 
-    async def _stop_putting(self, push: _Push) -> None:
+    async def _stop_putting(self, push: Push) -> None:
         """No byte of the caller's tensors is read after this."""
         if push.puts:
             for link in self._links.values():
@@ -331,31 +292,15 @@ class TrainerRank:
         push = self._push
         if push is None or push.number != message.push:
             return
+        held = push.held
         try:
             equal = tuple(
-                index
-                for index, pair in enumerate(message.pairs)
-                if self._equal(push, *pair)
+                index for index, pair in enumerate(message.pairs) if _equal(held, *pair)
             )
         except PlanError as error:
             self._peer.post(Verified(message.push, (), Fault.of(error)))
         else:
             self._peer.post(Verified(message.push, equal))
-
-    def _equal(self, push: _Push, first: str, second: str) -> bool:
-        """Whether this rank holds both, equal in bytes; PlanError where they differ."""
-        held = push.held
-        if first not in held or second not in held:
-            return False
-        one, other = held[first], held[second]
-        same = one.shape == other.shape and one.dtype == other.dtype
-        if same and torch.equal(as_bytes(one), as_bytes(other)):
-            return True
-        message = (
-            f"{first!r} and {second!r} have different values, but share one storage "
-            "on the generator"
-        )
-        raise PlanError(message)
 
     # Links
 
@@ -395,7 +340,7 @@ class TrainerRank:
         push.puts += 1
         self._tasks.start_soon(self._put, push, link, message)
 
-    async def _put(self, push: _Push, link: TrainerLink, message: Put) -> None:
+    async def _put(self, push: Push, link: TrainerLink, message: Put) -> None:
         fault: Fault | None = None
         sent: tuple[int, ...] = ()
         try:
@@ -416,3 +361,18 @@ class TrainerRank:
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def _equal(held: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
+    """Whether this rank holds both, equal in bytes; PlanError where they differ."""
+    if first not in held or second not in held:
+        return False
+    one, other = held[first], held[second]
+    same = one.shape == other.shape and one.dtype == other.dtype
+    if same and torch.equal(as_bytes(one), as_bytes(other)):
+        return True
+    message = (
+        f"{first!r} and {second!r} have different values, but share one storage "
+        "on the generator"
+    )
+    raise PlanError(message)

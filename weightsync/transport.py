@@ -9,16 +9,14 @@ from weightsync.core import (
     DEFAULT_TIMEOUT,
     Core,
     SessionT,
-    check_choice,
-    check_version,
     generator_core,
     trainer_core,
 )
 from weightsync.errors import ClosedError
 from weightsync.lease import Lease
+from weightsync.pushing import PushOptions
 from weightsync.runtime import in_thread
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
-from weightsync.trainer import PushOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -180,10 +178,10 @@ class Trainer(Transport[TrainerSession]):
         """
         session = self._core.session
         options = PushOptions(
-            version=check_version(version),
+            version=version,
             partial=partial,
-            on_busy=check_choice("on_busy", on_busy, ("wait", "skip")),
-            require=check_choice("require", require, ("any", "all")),
+            on_busy=on_busy,
+            require=require,
             timeout=check_timeout(self._timeout if timeout is None else timeout),
             ignore=ignore,
         )

@@ -406,7 +406,7 @@ def test_a_pickle_in_the_store_is_never_loaded(
     store: Store, rendezvous: Rendezvous, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
-    store.set("test/card", pickle.dumps(Trap(marker)))  # type: ignore[arg-type]
+    store.set("test/card", pickle.dumps(Trap(marker)))  # type: ignore[arg-type] # likewise
 
     with pytest.raises(ProtocolError, match="test/card"):
         rendezvous.find("card", Card)
