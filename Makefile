@@ -23,7 +23,8 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test bench lint format types tidy cpp-test python-test clean
+.PHONY: help install demo test bench lint format types tidy cpp-test python-test \
+	properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -77,6 +78,10 @@ cpp-test: $(VENV)/.requirements ## Test the C++ core: plain, and under the sanit
 
 python-test: install ## Run the Python tests
 	@scripts/python-test
+
+properties: install ## Run the property tests with 2,000 examples each
+	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \
+		--timeout 3600
 
 clean: ## Remove what was built, and keep the environments
 	@rm -rf $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

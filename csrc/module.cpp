@@ -71,6 +71,7 @@ void bind_window(py::module_& module) {
       .def("available_signals", &WindowShm::available_signals, py::arg("peer_rank"),
            Unlocked())
       .def("connect", &WindowShm::connect, py::arg("peers"), Unlocked())
+      .def("prepare", &WindowShm::prepare, py::arg("runs"), py::arg("dst"), Unlocked())
       .def("peer_nbytes", &WindowShm::peer_nbytes, py::arg("peer_rank"), Unlocked());
 }
 

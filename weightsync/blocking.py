@@ -14,14 +14,16 @@ from weightsync.core import (
 )
 from weightsync.errors import ClosedError
 from weightsync.lease import Lease
+from weightsync.messages import Terms
 from weightsync.pushing import PushOptions
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
     from weightsync.messages import OnBusy, Require
+    from weightsync.names import Rule
     from weightsync.stats import PushReport, Update
 
 
@@ -108,25 +110,23 @@ class Trainer(_Blocking[TrainerSession]):
 
     def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
-        state_dict: Mapping[str, object],
+        state_dict: Mapping[str, object] | Iterable[tuple[str, object]],
         *,
         version: int | None = None,
         partial: bool = False,
+        cast: bool = False,
+        check_replicas: bool = False,
         on_busy: OnBusy = "wait",
         require: Require = "any",
         timeout: float | None = None,
         ignore: Sequence[str] = (),
+        names: Sequence[Rule] = (),
     ) -> PushReport:
         """Put the weights into every replica; see ``weightsync.Trainer.push``."""
         session = self._core.session
-        options = PushOptions(
-            version=version,
-            partial=partial,
-            on_busy=on_busy,
-            require=require,
-            timeout=self._seconds(timeout),
-            ignore=ignore,
-        )
+        terms = Terms(version, partial, on_busy, require, cast, check_replicas)
+        seconds = self._seconds(timeout)
+        options = PushOptions(terms, seconds, ignore, names)
         return self._core.runtime.call(session.rank.push, state_dict, options)
 
 
@@ -136,17 +136,18 @@ class Generator(_Blocking[GeneratorSession]):
     def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None,
-        state_dict: Mapping[str, object],
+        state_dict: Mapping[str, object] | Iterable[tuple[str, object]],
         *,
         replica: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         mode: Literal["staged", "swap", "inplace"] = "staged",
+        names: Sequence[Rule] = (),
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         core, self._tensors = generator_core(
-            address, state_dict, replica, rank, world_size, mode, job, timeout
+            address, state_dict, replica, rank, world_size, mode, names, job, timeout
         )
         super().__init__(core, timeout)
 

@@ -40,7 +40,7 @@ PROTOCOL = 1
 
 # The largest frame accepted from a peer that has not shown the token yet.
 MAX_HELLO = 4096
-# The largest frame after that: a manifest of a very large model is some ten MiB.
+# The largest frame after that: manifests of a very large model are some ten MiB.
 MAX_FRAME = 256 << 20
 # A connection that has not said a right hello after this many seconds is dropped.
 HELLO_SECONDS = 10.0

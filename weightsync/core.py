@@ -23,9 +23,12 @@ from weightsync.store import parse_address
 from weightsync.weights import check_mode, check_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+    from weightsync.locate import StateDict
+    from weightsync.names import Rule
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds, where neither the transport nor the call is given a timeout."""
@@ -122,11 +125,12 @@ class _Joined(NamedTuple):
 
 def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed on.
     address: str | None,
-    state_dict: Mapping[str, object],
+    state_dict: StateDict,
     replica: str | None,
     rank: int | None,
     world_size: int | None,
     mode: str,
+    names: Sequence[Rule],
     job: str,
     timeout: float,
 ) -> _Joined:
@@ -137,7 +141,8 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
             raise PlanError("the ranks of a replica need its name: replica=")
         replica = f"{socket.gethostname()}-{os.getpid()}"
     chosen = _mode(mode)
-    registered = register(state_dict)
+    mirrored = chosen is not Mode.STAGED
+    registered = register(state_dict, names=names, mirrored=mirrored)
     check_mode(chosen, registered)
     check_writable(registered)
     name = f"rank {place.rank} of replica {replica!r}"
@@ -147,8 +152,7 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
             place, runtime.tasks, replica=replica, mode=chosen, registered=registered
         )
 
-    names = registered.manifest.names
-    return _Joined(Core(name, make), dict(zip(names, registered.tensors, strict=True)))
+    return _Joined(Core(name, make), dict(registered.entries))
 
 
 def _mode(mode: str) -> Mode:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 18
+# Where a message that has a ``__dict__`` keeps its frame.
+_KEPT = "frame"
 _ENCODER = msgspec.msgpack.Encoder()
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -31,7 +33,18 @@ T = TypeVar("T")
 
 
 def frame(message: object, limit: int) -> bytearray:
-    """Encode a message as one frame; ProtocolError when it is over the limit."""
+    """Encode a message as one frame; ProtocolError when it is over the limit.
+
+    A message that has a ``__dict__`` goes to many peers: it keeps its frame there, so
+    it is encoded once. Nobody may change a frame.
+    """
+    kept: dict[str, bytearray] = getattr(message, "__dict__", {})
+    if _KEPT not in kept:
+        kept[_KEPT] = _encode(message, limit)
+    return kept[_KEPT]
+
+
+def _encode(message: object, limit: int) -> bytearray:
     buffer = bytearray(_LENGTH.size)
     _ENCODER.encode_into(message, buffer, _LENGTH.size)
     size = len(buffer) - _LENGTH.size
@@ -65,11 +78,17 @@ class FramedStream:
         async with self._sending:
             with self._translated():
                 try:
-                    # anyio asks for bytes and takes any buffer.
-                    await self._stream.send(cast("bytes", whole))
+                    await self._send(memoryview(whole))
                 except anyio.get_cancelled_exc_class():
                     await self.aclose()
                     raise
+
+    async def _send(self, whole: memoryview) -> None:
+        # In parts, because what the kernel does not take at once is copied: a frame for
+        # a thousand peers must not be copied a thousand times.
+        for start in range(0, len(whole), _CHUNK):
+            # anyio asks for bytes and takes any buffer.
+            await self._stream.send(cast("bytes", whole[start : start + _CHUNK]))
 
     async def receive(self, decoder: msgspec.msgpack.Decoder[T], limit: int) -> T:
         """Return the next message; a cancelled receive loses nothing.

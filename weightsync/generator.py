@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from weightsync.agreement import planned
 from weightsync.arrival import Arrival
 from weightsync.epoch import Epochs, Mode
 from weightsync.errors import (
@@ -19,6 +20,7 @@ from weightsync.errors import (
 )
 from weightsync.messages import (
     Accepted,
+    Agree,
     Arrived,
     Commit,
     Credit,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from weightsync.link import GeneratorLink, Prepared
     from weightsync.peer import Peer
     from weightsync.runtime import Tasks
-    from weightsync.spec import Manifest
     from weightsync.weights import Tensors
 
 LEFTOVER_SECONDS: Final = 5.0
@@ -78,14 +79,13 @@ class GeneratorRank:
         self._memory = memory
         self._peer: Peer | None = None
         self._tasks: Tasks | None = None
-        self._replica: tuple[Manifest, ...] = ()
         self._arrival: Arrival | None = None
         self._last: Arrival | None = None
         self._changed = anyio.Event()
         self._receiving = anyio.Lock()
         self._granted = False
         self._switch_wanted = False
-        self._torn: frozenset[str] = frozenset()
+        self._torn: frozenset[int] = frozenset()
 
     def speak(self, peer: Peer, tasks: Tasks) -> None:
         """Begin to speak with the hub."""
@@ -207,6 +207,8 @@ class GeneratorRank:
                 self._start(self._form, message)
             case Layout():
                 self._link.learn(message)
+            case Agree():
+                self._start(self._plan, message)
             case Expect():
                 self._expect(message)
             case Discard():
@@ -243,7 +245,6 @@ class GeneratorRank:
         self._changed = anyio.Event()
 
     async def _form(self, message: FormLink) -> None:
-        self._replica = message.manifests
         try:
             await in_thread(self._link.form, message, self._memory)
         except (WeightSyncError, RuntimeError) as error:
@@ -254,6 +255,9 @@ class GeneratorRank:
         if self.epochs.mode is not Mode.INPLACE:
             self._grant()
         self.notify()
+
+    async def _plan(self, message: Agree) -> None:
+        self._post(await planned(self._link, message))
 
     def _grant(self) -> None:
         """Open an exposure epoch and say so, where a slot is free."""
@@ -275,9 +279,7 @@ class GeneratorRank:
 
     async def _arrive(self, arrival: Arrival) -> None:
         try:
-            operation, prepared = self._link.await_signals(
-                arrival.expect, self._replica
-            )
+            operation, prepared = self._link.await_signals(arrival.expect)
             arrival.operation = operation
             if arrival.discard is not None:
                 operation.abort()

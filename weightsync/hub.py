@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from weightsync.errors import PeerError, PlanError, ProtocolError, WeightSyncError
 from weightsync.messages import (
     Accepted,
+    Agree,
+    Agreed,
     Arrived,
     Commit,
     Credit,
@@ -37,6 +39,8 @@ from weightsync.messages import (
     Withdraw,
     Withdrawn,
 )
+from weightsync.plan import sum_of_digests
+from weightsync.together import Together
 
 if TYPE_CHECKING:
     from weightsync.peer import Peer
@@ -57,6 +61,7 @@ class Hub:
         self._handles: dict[int, str] = {}
         self._manifests: dict[int, Manifest] = {}
         self._ready: set[int] = set()
+        self._planned: dict[int, dict[int, bytes]] = {}
         self._credits: dict[int, int] = {}
         self._credited = False
         self._withdrawing: set[int] = set()
@@ -103,15 +108,17 @@ class Hub:
     def speak(self, leader: Peer) -> None:
         """Introduce the replica, which is complete, to the leader."""
         self._leader = leader
-        leader.post(Manifests(self._all_manifests))
+        leader.post(Manifests(self._together))
 
     @property
-    def _all_manifests(self) -> tuple[Manifest, ...]:
-        return tuple(self._manifests[rank] for rank in range(self.world_size))
+    def _together(self) -> Together:
+        return Together.of(self._manifests[rank] for rank in range(self.world_size))
 
     # What ranks say
 
-    def on_rank(self, rank: int, message: FromRank) -> None:
+    def on_rank(  # noqa: C901 -- one case a message.
+        self, rank: int, message: FromRank
+    ) -> None:
         """Act on what a rank of the replica says."""
         match message:
             case LinkReady():
@@ -120,6 +127,8 @@ class Hub:
                     self._tell_leader(message)
             case LinkFailed():
                 self._tell_leader(message)
+            case Agreed():
+                self._on_agreed(rank, message)
             case Credit():
                 self._credits[rank] = message.slot
                 self._give_credit()
@@ -156,6 +165,22 @@ class Hub:
         if self._leader is not None:
             self._leader.finish()
 
+    def _on_agreed(self, rank: int, message: Agreed) -> None:
+        """Answer once for all ranks: with the sum, or the first fault."""
+        planned = self._planned.get(message.number)
+        if planned is None:
+            return
+        planned[rank] = message.digest
+        if message.fault is not None:
+            fault = Fault.of(message.fault.error(f"rank {rank}: "))
+            message = replace(message, fault=fault)
+        elif len(planned) == self.world_size:
+            message = replace(message, digest=sum_of_digests(planned.values()))
+        else:
+            return
+        del self._planned[message.number]
+        self._tell_leader(message)
+
     def _give_credit(self) -> None:
         if self._credited or len(self._credits) < self.world_size:
             return
@@ -183,12 +208,15 @@ class Hub:
 
     # What the leader says
 
-    def on_leader(self, message: ToReplica) -> None:
+    def on_leader(self, message: ToReplica) -> None:  # noqa: C901 -- as above.
         """Act on what the leader says; most of it is for every rank."""
         match message:
             case FormLink():
-                self._tell_ranks(replace(message, manifests=self._all_manifests))
+                self._tell_ranks(replace(message, together=self._together))
             case Layout() | Accepted():
+                self._tell_ranks(message)
+            case Agree():
+                self._planned[message.number] = {}
                 self._tell_ranks(message)
             case Expect():
                 self._sequence = message.sequence

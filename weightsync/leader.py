@@ -6,18 +6,20 @@ It accepts trainer ranks and replicas, hands what they say to ``Members`` and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, assert_never
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
 
 import anyio
 import msgspec
 
-from weightsync.errors import ClosedError, ProtocolError, WeightSyncError
+from weightsync.admission import admitting, converse, manifests
+from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
 from weightsync.messages import (
+    Agreed,
     Credit,
     Delivered,
     Discarded,
     Ended,
-    Fault,
     FromReplica,
     FromTrainer,
     Leaving,
@@ -37,15 +39,11 @@ from weightsync.messages import (
 from weightsync.peer import Conversations, MessageStream, Peer
 from weightsync.pool import Members, Replica
 from weightsync.push import Pushes
-from weightsync.spec import validate_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightsync.runtime import Tasks
-
-MANIFEST_SECONDS = 30.0
-"""How long a replica may take to send its manifests after its hello."""
 
 Hello = TrainerHello | ReplicaHello
 Incoming = FromTrainer | FromReplica
@@ -94,21 +92,11 @@ class Leader:
 
     async def _attend_trainer(self, hello: TrainerHello, stream: MessageStream) -> None:
         peer = Peer(stream)
-        try:
+        async with admitting(peer, stream):
             self.members.trainer_joined(hello.rank, hello.world_size, peer)
-        except WeightSyncError as error:
-            peer.discard()
-            await stream.send(Ended(Fault.of(error)))
-            raise
-        left = False
-
-        def handle(message: Any) -> None:
-            nonlocal left
-            left = left or isinstance(message, Leaving)
-            self._on_trainer(hello.rank, message)
-
-        end = await self._conversations.hold(peer, handle)
-        self.members.trainer_lost(hello.rank, end, clean=left)
+        handle = partial(self._on_trainer, hello.rank)
+        end = await converse(self._conversations, peer, handle)
+        self.members.trainer_lost(hello.rank, end.error, clean=end.left)
 
     def _on_trainer(  # noqa: C901 -- one case a message.
         self, rank: int, message: FromTrainer
@@ -122,6 +110,8 @@ class Leader:
                 self.pushes.verified(rank, message)
             case PutEnded():
                 self.pushes.put_ended(rank, message)
+            case Agreed():
+                self._agreed(rank, message)
             case LinkOffered():
                 self.members.offered(rank, message.link, message.handle)
             case LinkReady():
@@ -139,35 +129,13 @@ class Leader:
 
     async def _attend_replica(self, hello: ReplicaHello, stream: MessageStream) -> None:
         peer = Peer(stream)
-        try:
-            manifests = await self._manifests(hello, stream)
-            replica = self.members.replica_joined(hello, manifests, peer)
-        except WeightSyncError as error:
-            peer.discard()
-            await stream.send(Ended(Fault.of(error)))
-            raise
-        left = False
-
-        def handle(message: Any) -> None:
-            nonlocal left
-            left = left or isinstance(message, Leaving)
-            self._on_replica(replica, message)
-
-        end = await self._conversations.hold(peer, handle)
-        reason = "it left" if left else str(end)
-        self.members.drop(replica, reason, clean=left)
-
-    async def _manifests(self, hello: ReplicaHello, stream: MessageStream) -> Any:
-        message: Any = None
-        with anyio.move_on_after(MANIFEST_SECONDS):
-            message = await stream.receive()
-        if not isinstance(message, Manifests):
-            raise ProtocolError(f"{stream.peer} sent no manifests")
-        if len(message.manifests) != len(hello.handles):
-            raise ProtocolError(f"{stream.peer} sent another number of manifests")
-        for manifest in message.manifests:
-            validate_manifest(manifest)
-        return message.manifests
+        async with admitting(peer, stream):
+            held = await manifests(stream, len(hello.handles))
+            replica = self.members.replica_joined(hello, held, peer)
+        handle = partial(self._on_replica, replica)
+        end = await converse(self._conversations, peer, handle)
+        reason = "it left" if end.left else str(end.error)
+        self.members.drop(replica, PeerError(reason), clean=end.left)
 
     def _on_replica(  # noqa: C901 -- one case a message.
         self, replica: Replica, message: FromReplica
@@ -176,7 +144,9 @@ class Leader:
             case LinkReady():
                 self.members.linked(None, message.link)
             case LinkFailed():
-                self.members.drop(replica, message.fault.message)
+                self.members.drop(replica, PeerError(message.fault.message))
+            case Agreed():
+                self.members.agreed(replica, None, message)
             case Credit():
                 self.members.credited(replica, message.slot)
             case Withdraw():
@@ -188,7 +158,7 @@ class Leader:
             case Discarded():
                 self.pushes.discarded(replica, message.sequence)
             case Leaving():
-                self.members.drop(replica, "it left", clean=True)
+                self.members.drop(replica, PeerError("it left"), clean=True)
             case Manifests():
                 raise ProtocolError(f"{replica.peer.name} sent its manifests again")
             case _:
@@ -198,7 +168,12 @@ class Leader:
         replica = self.members.replicas.get(message.link)
         if replica is not None:
             reason = f"trainer rank {rank}: {message.fault.message}"
-            self.members.drop(replica, reason)
+            self.members.drop(replica, PeerError(reason))
+
+    def _agreed(self, rank: int, message: Agreed) -> None:
+        replica = self.members.replicas.get(message.link)
+        if replica is not None:
+            self.members.agreed(replica, rank, message)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> anyio.CancelScope:
         scope = anyio.CancelScope()

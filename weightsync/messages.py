@@ -11,6 +11,7 @@ from msgspec import Meta
 from weightsync.errors import RemoteFault, WeightSyncError
 from weightsync.spec import Manifest
 from weightsync.stats import PushReport
+from weightsync.together import Together
 
 MAX_RANKS: Final = 4096
 """Limit of trainer ranks and of ranks of one replica; also in csrc/shm/control.h."""
@@ -84,7 +85,7 @@ class RankHello(_Message, frozen=True):
 class Manifests(_Message, frozen=True):
     """The manifests of a replica, by rank; follows its hello."""
 
-    manifests: tuple[Manifest, ...]
+    together: Together
 
 
 class Accepted(_Message, frozen=True):
@@ -111,7 +112,7 @@ class LinkOffered(_Message, frozen=True):
     handle: Text
 
 
-class FormLink(_Message, frozen=True):
+class FormLink(_Message, frozen=True, dict=True):
     """Form the link: trainer ranks first, then the ranks of the replica."""
 
     link: Count
@@ -119,8 +120,13 @@ class FormLink(_Message, frozen=True):
     handles: tuple[Text, ...]
     trainers: Size
     seconds: float
-    manifests: tuple[Manifest, ...] = ()
+    together: Together = Together()
     mode: Slots = "staged"
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Those of the ranks of the replica; the leader tells trainer ranks."""
+        return self.together.manifests
 
 
 class LinkReady(_Message, frozen=True):
@@ -152,21 +158,54 @@ class Pool(_Message, frozen=True):
 # Pushes
 
 
-class Layout(_Message, frozen=True):
+class Layout(_Message, frozen=True, dict=True):
     """The manifests of all trainer ranks for a push, sent once for each layout."""
 
     digest: Digest
-    manifests: tuple[Manifest, ...]
+    together: Together
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Those of the trainer ranks."""
+        return self.together.manifests
+
+
+class Agree(_Message, frozen=True):
+    """Leader to all ranks of a link: plan your own part of a layout."""
+
+    link: Count
+    number: Count
+    layout: Digest
+
+
+class Agreed(_Message, frozen=True):
+    """The digest of what was planned, or why nothing was.
+
+    A replica answers once, with the sum of the digests of its ranks.
+    """
+
+    link: Count
+    number: Count
+    digest: Digest
+    fault: Fault | None = None
+
+
+class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all trainer ranks must call one push with alike."""
+
+    version: int | None = None
+    partial: bool = False
+    on_busy: OnBusy = "wait"
+    require: Require = "any"
+    cast: bool = False
+    check_replicas: bool = False
 
 
 class PushRequest(_Message, frozen=True):
     """A trainer rank has called ``push`` for the ``push``-th time."""
 
     push: Count
-    version: int | None
-    partial: bool
-    on_busy: OnBusy
-    require: Require
+    terms: Terms
     timeout: float
     digest: Digest
     manifest: Manifest | None
@@ -180,17 +219,17 @@ class PushCancel(_Message, frozen=True):
 
 
 class Verify(_Message, frozen=True):
-    """Leader to trainer ranks: compare the values of these pairs of names."""
+    """Leader to a trainer rank: digest the bytes of these pieces of its manifest."""
 
     push: Count
-    pairs: tuple[tuple[Text, Text], ...]
+    pieces: tuple[Count, ...]
 
 
 class Verified(_Message, frozen=True):
-    """The pairs found equal, by index; or what was found instead."""
+    """The digests, in the order in which they were asked for."""
 
     push: Count
-    equal: tuple[int, ...]
+    digests: tuple[Digest, ...]
     fault: Fault | None = None
 
 
@@ -203,7 +242,6 @@ class Put(_Message, frozen=True):
     slot: Annotated[int, Meta(ge=0, le=1)]
     version: int
     layout: Digest
-    plan: Digest
 
 
 class PutEnded(_Message, frozen=True):
@@ -253,7 +291,6 @@ class Expect(_Message, frozen=True):
     sequence: Count
     version: int
     layout: Digest
-    plan: Digest
 
 
 class Arrived(_Message, frozen=True):
@@ -299,6 +336,7 @@ FromTrainer = (
     | PushCancel
     | Verified
     | PutEnded
+    | Agreed
     | LinkOffered
     | LinkReady
     | LinkFailed
@@ -312,6 +350,7 @@ ToTrainer = (
     | DropLink
     | Pool
     | Layout
+    | Agree
     | Verify
     | Put
     | Stop
@@ -321,15 +360,18 @@ FromReplica = (
     Manifests
     | LinkReady
     | LinkFailed
+    | Agreed
     | Credit
     | Withdraw
     | Delivered
     | Discarded
     | Leaving
 )
-ToReplica = Accepted | Ended | FormLink | Layout | Expect | Discard | Withdrawn
-FromRank = Manifests | LinkReady | LinkFailed | Credit | Withdraw | Arrived | Leaving
-ToRank = Accepted | Ended | FormLink | Layout | Expect | Discard | Withdrawn | Commit
+ToReplica = Accepted | Ended | FormLink | Layout | Agree | Expect | Discard | Withdrawn
+FromRank = (
+    Manifests | LinkReady | LinkFailed | Agreed | Credit | Withdraw | Arrived | Leaving
+)
+ToRank = ToReplica | Commit
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")

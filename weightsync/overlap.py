@@ -23,7 +23,7 @@ def strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def check_overlap(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Check that no element of the named tensors shares memory with another.
+    """Check that no element of the labelled tensors shares memory with another.
 
     Where the extents of two tensors meet their elements are compared, so interleaved
     slices of one buffer pass. For that a flag is kept for every unit of memory; units
@@ -31,10 +31,10 @@ def check_overlap(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
     Raises PlanError naming the tensor, or both.
     """
-    extents = [_extent(name, tensor) for name, tensor in tensors if tensor.numel()]
+    extents = [_extent(label, tensor) for label, tensor in tensors if tensor.numel()]
     for extent in extents:
         if not extent.tensor.is_contiguous() and _overlaps_itself(extent):
-            raise PlanError(f"{extent.name!r}: its elements share memory")
+            raise PlanError(f"{extent.label}: its elements share memory")
     extents.sort(key=_start)
     cluster: list[_Extent] = []
     stop = 0
@@ -52,7 +52,7 @@ class _Extent(NamedTuple):
 
     start: int
     stop: int
-    name: str
+    label: str
     tensor: torch.Tensor
 
 
@@ -60,13 +60,13 @@ def _start(extent: _Extent) -> int:
     return extent.start
 
 
-def _extent(name: str, tensor: torch.Tensor) -> _Extent:
+def _extent(label: str, tensor: torch.Tensor) -> _Extent:
     start = tensor.data_ptr()
     if tensor.is_contiguous():
-        return _Extent(start, start + tensor.nbytes, name, tensor)
+        return _Extent(start, start + tensor.nbytes, label, tensor)
     steps = zip(tensor.shape, strides(tensor), strict=True)
     last = sum([(size - 1) * stride for size, stride in steps])
-    return _Extent(start, start + (last + 1) * tensor.itemsize, name, tensor)
+    return _Extent(start, start + (last + 1) * tensor.itemsize, label, tensor)
 
 
 def _check_cluster(cluster: Sequence[_Extent]) -> None:
@@ -80,18 +80,19 @@ def _check_cluster(cluster: Sequence[_Extent]) -> None:
             pair = _Memory([other, extent])
             if not (pair.claim(other) and pair.claim(extent)):
                 raise PlanError(
-                    f"{other.name!r} and {extent.name!r} share part of their memory"
+                    f"{other.label} and {extent.label} share part of their memory"
                 )
 
 
-class _Loops(NamedTuple):
+class Loops(NamedTuple):
     """A tensor as (times, bytes of a step) around contiguous bytes; inner first."""
 
     contiguous: int
     loops: list[tuple[int, int]]
 
 
-def _loops(tensor: torch.Tensor) -> _Loops:
+def loops_of(tensor: torch.Tensor) -> Loops:
+    """Return how the elements of a tensor, which has some, lie in memory."""
     contiguous = tensor.itemsize
     loops: list[tuple[int, int]] = []
     steps = zip(strides(tensor), tensor.shape, strict=True)
@@ -101,11 +102,11 @@ def _loops(tensor: torch.Tensor) -> _Loops:
             contiguous *= size
         else:
             loops.append((size, step))
-    return _Loops(contiguous, loops)
+    return Loops(contiguous, loops)
 
 
 def _overlaps_itself(extent: _Extent) -> bool:
-    reach, loops = _loops(extent.tensor)
+    reach, loops = loops_of(extent.tensor)
     if any(step == 0 for _, step in loops):
         return True
     for size, step in loops:
@@ -129,10 +130,11 @@ class _Memory:
         stop = max([extent.stop for extent in extents])
         lengths = [extent.start - self._start for extent in extents]
         for extent in extents:
-            contiguous, loops = _loops(extent.tensor)
+            contiguous, loops = loops_of(extent.tensor)
             lengths += [contiguous, *(step for _, step in loops)]
         self._unit = math.gcd(*lengths)
-        self._flags = torch.zeros((stop - self._start) // self._unit, dtype=torch.bool)
+        units = (stop - self._start) // self._unit
+        self._flags = torch.zeros(units, dtype=torch.bool, device="cpu")
 
     @property
     def claimed(self) -> int:
@@ -141,7 +143,7 @@ class _Memory:
 
     def claim(self, extent: _Extent) -> bool:
         """Claim the memory of a tensor; False if some of it was claimed before."""
-        contiguous, loops = _loops(extent.tensor)
+        contiguous, loops = loops_of(extent.tensor)
         flags = self._flags.as_strided(
             (*(size for size, _ in loops), contiguous // self._unit),
             (*(step // self._unit for _, step in loops), 1),

@@ -3,377 +3,366 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
-from itertools import combinations, pairwise
+from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from weightsync.errors import DtypeError, PlanError
-from weightsync.runs import Run, copy_runs, cut
-from weightsync.spec import ITEMSIZE, Box, Manifest, TensorSpec
+from weightsync.boxes import cover
+from weightsync.runs import Run, copy_runs, in_pieces, merged
+from weightsync.sources import Sources, sender
+from weightsync.spec import ITEMSIZE, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Plan", "Run", "SlotLayout", "check", "make_plan", "slot_layout"]
+    from weightsync.holdings import Group, Held
+    from weightsync.spec import Box
+
+__all__ = [
+    "Cast",
+    "Plan",
+    "Run",
+    "SlotLayout",
+    "column_plans",
+    "make_plan",
+    "sent_bytes",
+    "slot_layout",
+    "sum_of_digests",
+]
 
 ALIGNMENT: Final = 64
-"""Bytes to which the start of each tensor in a slot is aligned."""
+"""Bytes to which the start of each piece or storage in a slot is aligned."""
 
-SPLIT_BYTES: Final = 1 << 20
-"""From this size on, what several trainer ranks hold is cut into a piece for each."""
+CAST_BYTES: Final = 4 << 20
+"""The most that one cast converts, in bytes of the destination's dtype."""
 
-LISTED_NAMES: Final = 20
-"""So many names are listed in an error; of the others it gives the number."""
+_DIGESTS: Final = 1 << 128
+
+Pair = tuple[int, int]
+"""Trainer rank and generator rank."""
+
+PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """Where each tensor of a manifest starts in a slot, and the slot's size, in bytes.
+    """Where each piece of a manifest starts in a slot, and the slot's size, in bytes.
 
-    Each box lies there packed and row-major.
+    Where the manifest says where the pieces lie in the storages of its rank, a slot
+    mirrors these storages, one after the other, and ``storages`` is where each starts;
+    else each box lies there packed.
     """
 
     offsets: tuple[int, ...]
     nbytes: int
+    storages: tuple[int, ...] = ()
+
+
+class Cast(NamedTuple):
+    """A run of a source that is converted to ``dtype`` first.
+
+    Offsets and strides count bytes of the converted source, packed.
+    """
+
+    dtype: str
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The runs of every pair of trainer rank and generator rank.
+    """The runs and casts of pairs of trainer rank and generator rank.
 
-    ``digest`` is 16 bytes, equal on every process that planned the same. ``ties`` are
-    pairs of pushed names that land in one destination storage without being known to
-    share memory at the trainers: the push is wrong unless their values are equal.
+    ``digests`` has for each pair 16 bytes that depend on all of its runs and on the
+    manifests of both.
     """
 
-    ties: tuple[tuple[str, str], ...]
-    digest: bytes
-    _runs: Mapping[tuple[int, int], tuple[Run, ...]] = field(repr=False)
+    digests: Mapping[Pair, bytes]
+    _runs: Mapping[Pair, tuple[Run, ...]] = field(repr=False)
+    _casts: Mapping[Pair, tuple[Cast, ...]] = field(repr=False)
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
+    def digest(self) -> bytes:
+        """16 bytes: the sum of the digests of all pairs. See ``sum_of_digests``."""
+        return sum_of_digests(self.digests.values())
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
         """Each (trainer rank, generator rank) with something to move, in order."""
-        return tuple(self._runs)
+        return tuple(self.digests)
 
     def runs(self, trainer: int, generator: int) -> tuple[Run, ...]:
-        """Return what a trainer rank puts to a generator rank, by target offset."""
+        """Return what is put as it is, by target offset."""
         return self._runs.get((trainer, generator), ())
+
+    def casts(self, trainer: int, generator: int) -> tuple[Cast, ...]:
+        """Return what is converted and put, by target offset."""
+        return self._casts.get((trainer, generator), ())
+
+    def rows(self, trainer: int, generator: int) -> int:
+        """Return how many rows a trainer rank puts to a generator rank."""
+        return sum([run.rows for run in self._all(trainer, generator)])
 
     def nbytes(self, trainer: int, generator: int) -> int:
         """Return how many bytes a trainer rank puts to a generator rank."""
-        return sum([run.nbytes for run in self.runs(trainer, generator)])
+        return sum([run.nbytes for run in self._all(trainer, generator)])
+
+    def _all(self, trainer: int, generator: int) -> list[Run]:
+        casts = [cast.run for cast in self.casts(trainer, generator)]
+        return [*self.runs(trainer, generator), *casts]
 
 
 def slot_layout(manifest: Manifest) -> SlotLayout:
-    """Lay the tensors of a generator rank out in a slot; tied ones share a place."""
-    offsets: dict[str, int] = {}
+    """Lay the pieces of a generator rank out in a slot; tied ones share a place."""
+    if manifest.places:
+        return _mirrored(manifest)
+    sizes = [_aligned(kind.nbytes) for kind in manifest.kinds]
+    ties = dict(manifest.ties)
+    offsets: list[int] = []
     end = 0
-    for tensor in manifest.tensors:
-        if tensor.tied is None:
-            offsets[tensor.name] = end
-            end += tensor.nbytes
-            end += -end % ALIGNMENT
+    for index, kind in enumerate(manifest.kind_of):
+        if index in ties:
+            offsets.append(offsets[ties[index]])
         else:
-            offsets[tensor.name] = offsets[tensor.tied]
-    return SlotLayout(tuple(offsets.values()), end)
+            offsets.append(end)
+            end += sizes[kind]
+    return SlotLayout(tuple(offsets), end)
 
 
-def check(
+def make_plan(
     trainers: Sequence[Manifest],
     replica: Sequence[Manifest],
     *,
-    replica_name: str,
-    partial: bool = False,
-) -> None:
-    """Check, before anything moves, that a push fits a replica.
-
-    What counts is what all trainer ranks hold together. ``partial`` allows names of
-    the replica to be missing from the push.
-
-    Raises PlanError for an empty push, missing and unexpected names, global shapes
-    that differ, trainer ranks that contradict each other, boxes of trainers that
-    overlap without being equal, and parts of the replica that no trainer holds;
-    DtypeError for dtypes that differ.
-    """
-    held = _gather(trainers)
-    _check_names(held, replica, replica_name, partial)
-    for name, source in held.items():
-        _check_overlap(name, source)
-    for rank, manifest in enumerate(replica):
-        where = f"replica {replica_name!r} rank {rank}"
-        for tensor in manifest.tensors:
-            if tensor.name in held:
-                _check_tensor(held[tensor.name], tensor, where)
-
-
-def make_plan(trainers: Sequence[Manifest], replica: Sequence[Manifest]) -> Plan:
+    trainer: int | None = None,
+    generator: int | None = None,
+) -> Plan:
     """Plan how the trainer ranks fill a slot of each generator rank.
 
     Both are in the order of their ranks and passed ``check``. Every byte that is
     pushed is written once, by one of the ranks that hold it. Names that only one side
-    has are left out.
+    has are left out. Where a trainer rank or a generator rank is given, only its pairs
+    are planned.
     """
-    held = _gather(trainers)
-    parts = [
-        part
-        for rank, manifest in enumerate(replica)
-        for part in _parts_of(held, rank, manifest)
-    ]
-    found = _assign(parts, len(trainers))
-    runs = {
-        pair: tuple(sorted(found[pair], key=attrgetter("target_offset")))
-        for pair in sorted(found)
-    }
-    manifests = [[m.digest for m in trainers], [m.digest for m in replica]]
-    text = msgspec.msgpack.encode((manifests, list(runs.items())))
-    digest = blake2b(text, digest_size=16).digest()
-    return Plan(_ties(trainers, held, replica), digest, runs)
+    generators = range(len(replica)) if generator is None else (generator,)
+    return _Planner(trainers, replica, trainer).plan(generators)
 
 
-# What the trainers hold together
+def column_plans(
+    trainers: Sequence[Manifest], replica: Sequence[Manifest]
+) -> Iterator[Plan]:
+    """Make the plan of each generator rank, one after the other.
 
-
-@dataclass(slots=True)
-class _Source:
-    """One name over all trainer ranks: for each box (rank, index in its manifest)."""
-
-    rank: int
-    spec: TensorSpec
-    holders: dict[Box, list[tuple[int, int]]]
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        if len(self.holders) < 2:
-            return tuple(self.holders)
-        return tuple(sorted(self.holders, key=attrgetter("offsets")))
-
-
-def _gather(trainers: Sequence[Manifest]) -> dict[str, _Source]:
-    held: dict[str, _Source] = {}
-    for rank, manifest in enumerate(trainers):
-        for index, tensor in enumerate(manifest.tensors):
-            source = held.get(tensor.name)
-            if source is None:
-                source = held[tensor.name] = _Source(rank, tensor, {})
-            else:
-                _check_alike(source, tensor, f"trainer rank {rank}")
-            if not tensor.box.empty:
-                source.holders.setdefault(tensor.box, []).append((rank, index))
-    return held
-
-
-def _check_alike(source: _Source, tensor: TensorSpec, where: str) -> None:
-    pushed = source.spec
-    if pushed.shape != tensor.shape:
-        raise PlanError(
-            f"{tensor.name!r}: global shape is {pushed.shape} on trainer rank "
-            f"{source.rank} and {tensor.shape} on {where}"
-        )
-    if pushed.dtype != tensor.dtype:
-        raise DtypeError(
-            f"{tensor.name!r}: dtype is {pushed.dtype} on trainer rank {source.rank} "
-            f"and {tensor.dtype} on {where}"
-        )
-
-
-# Checks
-
-
-def _check_names(
-    held: Mapping[str, _Source],
-    replica: Sequence[Manifest],
-    replica_name: str,
-    partial: bool,
-) -> None:
-    if not held:
-        raise PlanError(f"push to replica {replica_name!r}: no trainer pushes anything")
-    wanted = {name for manifest in replica for name in manifest.names}
-    unexpected = [name for name in held if name not in wanted]
-    missing = [] if partial else list(_missing(held, replica))
-    if missing or unexpected:
-        raise PlanError(
-            f"push to replica {replica_name!r}: "
-            f"missing: {_listing(missing)}; unexpected: {_listing(unexpected)}"
-        )
-
-
-def _missing(
-    held: Mapping[str, _Source], replica: Iterable[Manifest]
-) -> dict[str, None]:
-    """Names that are not pushed, nor any that they share storage with; in order."""
-    missing: dict[str, None] = {}
-    for manifest in replica:
-        if held.keys() >= manifest.by_name.keys():
-            continue
-        roots = _roots(manifest)
-        pushed = {roots[name] for name in manifest.names if name in held}
-        missing.update({n: None for n in manifest.names if roots[n] not in pushed})
-    return missing
-
-
-def _listing(names: Sequence[str]) -> str:
-    if not names:
-        return "none"
-    listed = ", ".join(repr(name) for name in names[:LISTED_NAMES])
-    rest = len(names) - LISTED_NAMES
-    return f"{listed} and {rest} more" if rest > 0 else listed
-
-
-def _check_overlap(name: str, source: _Source) -> None:
-    pair = _overlapping(source.boxes)
-    if pair is not None:
-        (first, _), (second, _) = (source.holders[box][0] for box in pair)
-        raise PlanError(
-            f"{name!r}: box {pair[0]} of trainer rank {first} and box {pair[1]} of "
-            f"trainer rank {second} overlap without being equal"
-        )
-
-
-@lru_cache(maxsize=1024)
-def _overlapping(boxes: tuple[Box, ...]) -> tuple[Box, Box] | None:
-    """Find two boxes that overlap; boxes are sorted by their offsets, none is empty.
-
-    Where all are cut along one dimension only, neighbours are enough.
+    All together are the whole plan, which may be too large to have at once.
     """
-    dims = [
-        {(box.offsets[dim], box.sizes[dim]) for box in boxes}
-        for dim in range(len(boxes[0].sizes) if boxes else 0)
-    ]
-    one_cut = sum([len(spans) > 1 for spans in dims]) <= 1
-    pairs = pairwise(boxes) if one_cut else combinations(boxes, 2)
-    for first, second in pairs:
-        if not first.intersect(second).empty:
-            return first, second
-    return None
+    planner = _Planner(trainers, replica)
+    for generator in range(len(replica)):
+        yield planner.plan((generator,))
 
 
-def _check_tensor(source: _Source, tensor: TensorSpec, where: str) -> None:
-    _check_alike(source, tensor, where)
-    if tensor.box in source.holders:
-        return
-    covered = sum([part.numel for _, part in _cover(source.boxes, tensor.box)])
-    if covered != tensor.box.numel:
-        raise PlanError(
-            f"{tensor.name!r}: the trainers hold {covered} of the "
-            f"{tensor.box.numel} elements of box {tensor.box} of {where}"
-        )
+def sent_bytes(trainers: Sequence[Manifest], replica: Sequence[Manifest]) -> list[int]:
+    """Return how many bytes each trainer rank puts to a replica, without a plan."""
+    return _Planner(trainers, replica).sent_bytes(len(trainers))
 
 
-@lru_cache(maxsize=1024)
-def _cover(boxes: tuple[Box, ...], box: Box) -> tuple[tuple[Box, Box], ...]:
-    """Return each of the boxes that meets ``box``, with their intersection."""
-    parts = [(other, other.intersect(box)) for other in boxes]
-    return tuple([(other, part) for other, part in parts if not part.empty])
+def sum_of_digests(digests: Iterable[bytes]) -> bytes:
+    """Add digests of 16 bytes up, modulo 2**128.
+
+    The plans of all trainer ranks together have each pair once, and so have those of
+    all generator ranks: the sums are equal unless somebody plans something else.
+    """
+    total = sum([int.from_bytes(digest, "big") for digest in digests])
+    return (total % _DIGESTS).to_bytes(16, "big")
 
 
-# Ties
+# Slots
 
 
-def _roots(manifest: Manifest) -> dict[str, str]:
-    """Map each name to the first that views the same memory."""
-    roots: dict[str, str] = {}
-    for tensor in manifest.tensors:
-        roots[tensor.name] = tensor.name if tensor.tied is None else roots[tensor.tied]
-    return roots
+def _aligned(nbytes: int) -> int:
+    return nbytes + -nbytes % ALIGNMENT
 
 
-def _ties(
-    trainers: Sequence[Manifest],
-    held: Mapping[str, _Source],
-    replica: Sequence[Manifest],
-) -> tuple[tuple[str, str], ...]:
-    ties: dict[tuple[str, str], None] = {}
-    for manifest in replica:
-        first: dict[str, str] = {}
-        for name, root in _roots(manifest).items():
-            if name in held and not manifest.by_name[name].box.empty:
-                pair = first.setdefault(root, name), name
-                if pair[0] != name and not _share_memory(trainers, *pair):
-                    ties[pair] = None
-    return tuple(ties)
+def _mirrored(manifest: Manifest) -> SlotLayout:
+    sizes = [_aligned(nbytes) for nbytes in manifest.storages]
+    starts = list(accumulate(sizes, initial=0))
+    offsets = [starts[place.storage] + place.offset for place in manifest.places]
+    return SlotLayout(tuple(offsets), starts[-1], tuple(starts[:-1]))
 
 
-def _share_memory(trainers: Sequence[Manifest], first: str, second: str) -> bool:
-    """Whether two names are one tensor on every trainer rank that holds either."""
-    return all(_root(rank, first) == _root(rank, second) for rank in trainers)
+# Plans
 
 
-def _root(manifest: Manifest, name: str) -> str | None:
-    """The first name for the same memory; None where there is no element."""
-    tensor = manifest.by_name.get(name)
-    if tensor is None or tensor.box.empty:
-        return None
-    return name if tensor.tied is None else _root(manifest, tensor.tied)
+class _Target(NamedTuple):
+    """What a generator rank wants: a box, packed or with these strides."""
+
+    dtype: str
+    box: Box
+    strides: tuple[int, ...] | None
 
 
-# Who sends what
+class _Sent(NamedTuple):
+    """What is sent of a held piece to a target: runs of source 0 and target 0."""
+
+    held: Held
+    runs: tuple[Run, ...]
+    nbytes: int
 
 
-class _Part(NamedTuple):
-    """What one generator rank takes from one box of the trainers."""
+class _Piece(NamedTuple):
+    """A piece that a generator rank wants, and what is sent of it by whom."""
 
-    generator: int
-    target: TensorSpec
-    target_offset: int
-    source: Box
-    part: Box
-    holders: Sequence[tuple[int, int]]
-
-    @property
-    def nbytes(self) -> int:
-        return self.part.numel * ITEMSIZE[self.target.dtype]
+    name: str
+    offset: int
+    target: _Target
+    group: Group
+    copy: int
 
 
-def _parts_of(
-    held: Mapping[str, _Source], generator: int, manifest: Manifest
-) -> Iterator[_Part]:
-    roots = _roots(manifest)
-    done: set[str] = set()
-    offsets = slot_layout(manifest).offsets
-    for target, offset in zip(manifest.tensors, offsets, strict=True):
-        source, root = held.get(target.name), roots[target.name]
-        if source is None or root in done or target.box.empty:
-            continue
-        done.add(root)
-        exact = target.box in source.holders
-        boxes = (target.box,) if exact else source.boxes
-        for box, part in _cover(boxes, target.box):
-            yield _Part(generator, target, offset, box, part, source.holders[box])
+class _Planner:
+    """Makes plans from manifests; what a group of names has in common is found once.
+
+    ``trainer`` is the only trainer rank that is planned for, or None.
+    """
+
+    def __init__(
+        self,
+        trainers: Sequence[Manifest],
+        replica: Sequence[Manifest],
+        trainer: int | None = None,
+    ) -> None:
+        self._trainers = trainers
+        self._replica = replica
+        self._trainer = trainer
+        self._sources = Sources(trainers)
+        self._boxes: dict[tuple[int, int], Sequence[Box]] = {}
+        self._known: dict[tuple[int, int, _Target], dict[int, list[_Sent]]] = {}
+
+    def plan(self, generators: Iterable[int]) -> Plan:
+        runs: dict[Pair, tuple[Run, ...]] = {}
+        casts: dict[Pair, tuple[Cast, ...]] = {}
+        for generator in generators:
+            for pair, parts in self._column(generator).items():
+                runs[pair], casts[pair] = parts.sorted()
+        digests = {
+            pair: self._digest(pair, runs[pair], casts[pair]) for pair in sorted(runs)
+        }
+        return Plan(digests, _filled(runs), _filled(casts))
+
+    def sent_bytes(self, ranks: int) -> list[int]:
+        counts: dict[tuple[int, int, _Target], tuple[_Piece, int]] = {}
+        for rank in range(len(self._replica)):
+            for piece in self._pieces(rank):
+                key = id(piece.group), piece.copy, piece.target
+                counts[key] = piece, counts.get(key, (piece, 0))[1] + 1
+        total = [0] * ranks
+        for piece, count in counts.values():
+            for rank, sent in self._sent(piece).items():
+                total[rank] += count * sum([part.nbytes for part in sent])
+        return total
+
+    def _column(self, generator: int) -> dict[Pair, _Parts]:
+        """Everything that goes to a generator rank."""
+        parts: dict[Pair, _Parts] = {}
+        index = self._sources.holdings.index
+        for piece in self._pieces(generator):
+            for rank, sent in self._sent(piece).items():
+                found = parts.setdefault((rank, generator), _Parts())
+                for held, runs, _ in sent:
+                    at = index(held, piece.name)
+                    moved = [
+                        Run(at, run[1], piece.offset + run[2], *run[3:]) for run in runs
+                    ]
+                    found.add(moved, held.kind.dtype, piece.target.dtype)
+        return parts
+
+    def _pieces(self, generator: int) -> Iterator[_Piece]:
+        """What a generator rank wants and trainers hold, each memory once."""
+        manifest = self._replica[generator]
+        targets = [_Target(kind.dtype, kind.box, None) for kind in manifest.kinds]
+        offsets = slot_layout(manifest).offsets
+        holdings = self._sources.holdings
+        only = self._trainer
+        sent = holdings if only is None else set(self._trainers[only].names)
+        filled: set[int] = set()
+        for index, name in enumerate(manifest.names):
+            if manifest.ties and name in holdings:
+                if manifest.roots[index] in filled:
+                    continue
+                filled.add(manifest.roots[index])
+            target = targets[manifest.kind_of[index]]
+            if name not in sent or target.box.empty:
+                continue
+            if manifest.places:
+                target = target._replace(strides=manifest.places[index].strides)
+            copy = self._sources.copy(name)
+            yield _Piece(name, offsets[index], target, holdings[name], copy)
+
+    def _sent(self, piece: _Piece) -> dict[int, list[_Sent]]:
+        """What each trainer rank sends of a piece."""
+        key = id(piece.group), piece.copy, piece.target
+        if key not in self._known:
+            sent: dict[int, list[_Sent]] = {}
+            boxes = self._sent_boxes(piece.group, piece.copy)
+            for part in _parts(piece.group, piece.copy, piece.target, boxes):
+                sent.setdefault(part.held.rank, []).append(part)
+            self._known[key] = sent
+        return self._known[key]
+
+    def _sent_boxes(self, group: Group, copy: int) -> Sequence[Box]:
+        """The boxes of a group that are sent by whom is planned for."""
+        if self._trainer is None:
+            return group.boxes
+        key = id(group), copy
+        if key not in self._boxes:
+            self._boxes[key] = [
+                box
+                for box in group.boxes
+                if sender(group, box, copy).rank == self._trainer
+            ]
+        return self._boxes[key]
+
+    def _digest(
+        self, pair: Pair, runs: tuple[Run, ...], casts: tuple[Cast, ...]
+    ) -> bytes:
+        manifests = self._trainers[pair[0]].digest, self._replica[pair[1]].digest
+        text = msgspec.msgpack.encode((manifests, pair, runs, casts))
+        return blake2b(text, digest_size=16).digest()
 
 
-def _assign(parts: Iterable[_Part], trainers: int) -> dict[tuple[int, int], list[Run]]:
-    """Give each part to its holders: those first that leave no choice."""
-    load = [0] * trainers
-    runs: dict[tuple[int, int], list[Run]] = {}
+class _Parts:
+    """Runs and casts of one pair, being gathered."""
 
-    def give(part: _Part, holder: tuple[int, int]) -> None:
-        rank, index = holder
-        load[rank] += part.nbytes
-        runs.setdefault((rank, part.generator), []).extend(_runs(part, index))
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._casts: list[Cast] = []
 
-    small: list[_Part] = []
-    for part in parts:
-        if len(part.holders) > 1 and part.nbytes < SPLIT_BYTES:
-            small.append(part)
-            continue
-        for holder, piece in zip(
-            part.holders, cut(part.part, len(part.holders)), strict=False
-        ):
-            give(part._replace(part=piece), holder)
-    for part in small:
-        give(part, min(part.holders, key=lambda holder: load[holder[0]]))
-    return runs
+    def add(self, runs: list[Run], source: str, target: str) -> None:
+        """Add runs from a piece of one dtype to one of another."""
+        if source == target:
+            self._runs += runs
+        else:
+            for run in runs:
+                pieces = in_pieces(run, CAST_BYTES)
+                self._casts += [Cast(target, piece) for piece in pieces]
+
+    def sorted(self) -> tuple[tuple[Run, ...], tuple[Cast, ...]]:
+        """All of them by target offset, joined where that is possible."""
+        runs = merged(sorted(self._runs, key=attrgetter("target_offset")))
+        casts = sorted(self._casts, key=attrgetter("run.target_offset"))
+        return tuple(runs), tuple(casts)
 
 
-def _runs(part: _Part, index: int) -> list[Run]:
-    start = part.target_offset
-    if part.source == part.part == part.target.box:
-        whole = part.nbytes
-        return [Run(index, 0, start, 1, whole, whole, whole)]
-    itemsize = ITEMSIZE[part.target.dtype]
-    runs = copy_runs(part.part, part.source, part.target.box, itemsize)
-    return [Run(index, run[1], start + run[2], *run[3:]) for run in runs]
+def _parts(
+    group: Group, copy: int, target: _Target, boxes: Sequence[Box]
+) -> Iterator[_Sent]:
+    """What is sent of each of these boxes of a group that meets a target."""
+    itemsize = ITEMSIZE[target.dtype]
+    for box, part in cover(boxes, target.box):
+        held = sender(group, box, copy)
+        runs = copy_runs(part, box, target.box, itemsize, target.strides)
+        yield _Sent(held, runs, part.numel * itemsize)
+
+
+def _filled(found: dict[Pair, tuple[PartT, ...]]) -> dict[Pair, tuple[PartT, ...]]:
+    return {pair: parts for pair, parts in found.items() if parts}

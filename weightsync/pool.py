@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from weightsync.errors import PeerError, PlanError, WeightSyncError
+from weightsync.agreement import Agreement
+from weightsync.errors import (
+    PeerError,
+    PlanError,
+    ProtocolError,
+    TimedOutError,
+    WeightSyncError,
+)
 from weightsync.messages import (
     Accepted,
+    Agree,
+    Agreed,
     DropLink,
     Ended,
     Fault,
@@ -26,12 +35,14 @@ from weightsync.messages import (
     Remembered,
     ReplicaHello,
 )
+from weightsync.together import Together
 
 if TYPE_CHECKING:
     from anyio import CancelScope
 
+    from weightsync.fit import Fit
+    from weightsync.messages import Expect, Put
     from weightsync.peer import Peer
-    from weightsync.plan import Plan
     from weightsync.spec import Manifest
 
 After = Callable[[float, Callable[[], None]], "CancelScope"]
@@ -63,8 +74,8 @@ class Replica:
         self.gone = False
         self.credit: int | None = None
         self.sequence = 0
-        self.plans: Remembered[tuple[bytes, bool], tuple[Plan, int]] = Remembered()
-        self.layouts: Remembered[bytes, None] = Remembered()
+        self.fits: Remembered[tuple[bytes, bool, bool], Fit] = Remembered()
+        self.layouts: Remembered[bytes, Agreement] = Remembered()
         self.timer: CancelScope | None = None
 
     def cancel_timer(self) -> None:
@@ -82,10 +93,10 @@ class Replica:
 class Watcher:
     """Who wants to know what happens in the pool: the pushes under way."""
 
-    def credited(self, replica: Replica) -> None:
-        """A replica can take a version."""
+    def ready(self, replica: Replica) -> None:
+        """A replica may be able to take a version: a slot is open, plans are agreed."""
 
-    def dropped(self, replica: Replica, reason: str, *, clean: bool) -> None:
+    def dropped(self, replica: Replica, error: WeightSyncError, *, clean: bool) -> None:
         """A replica is out of the pool."""
 
     def failed(self, error: WeightSyncError) -> None:
@@ -103,6 +114,7 @@ class Members:
         self.watcher = Watcher()
         self._after = after
         self._links = 0
+        self._agreements = 0
         self._known: dict[int, Remembered[bytes, None]] = {}
 
     # Trainer ranks
@@ -183,18 +195,20 @@ class Members:
     def credited(self, replica: Replica, slot: int) -> None:
         """A replica opened a slot."""
         replica.credit = slot
-        self.watcher.credited(replica)
+        self.watcher.ready(replica)
 
-    def drop(self, replica: Replica, reason: str, *, clean: bool = False) -> None:
+    def drop(
+        self, replica: Replica, error: WeightSyncError, *, clean: bool = False
+    ) -> None:
         """Take a replica out of the pool and tear its link down, everywhere."""
         if replica.gone:
             return
         self._remove(replica)
-        message = f"replica {replica.name!r} was removed from the pool: {reason}"
+        message = f"replica {replica.name!r} was removed from the pool: {error}"
         replica.peer.post(Ended(None if clean else Fault.of(PeerError(message))))
         replica.peer.finish()
-        self.watcher.dropped(replica, reason, clean=clean)
-        self._tell_pool()
+        self._tell_pool()  # first: whose push ends by this sees the pool as it is
+        self.watcher.dropped(replica, error, clean=clean)
 
     @property
     def active(self) -> list[Replica]:
@@ -203,15 +217,64 @@ class Members:
 
     # Layouts
 
-    def tell_layout(self, replica: Replica, layout: Layout) -> None:
-        """Make sure that the replica and all trainer ranks know a layout."""
-        if not replica.layouts.use(layout.digest):
-            replica.layouts.put(layout.digest, None)
+    def agreement(self, replica: Replica, layout: Layout) -> Agreement:
+        """Whether all ranks of a link plan a layout alike; asks where that is new.
+
+        Layouts are used in the order of the messages that name them, so both ends of
+        each channel remember the same ones. A plan lasts as long as its layout: where
+        that was forgotten, everybody is asked again.
+        """
+        found = replica.layouts.get(layout.digest)
+        known = all(layout.digest in known for known in self._known.values())
+        if found is None or not known:
+            found = self._ask(replica, layout)
+        return found
+
+    def _ask(self, replica: Replica, layout: Layout) -> Agreement:
+        digest = layout.digest
+        self._agreements += 1
+        agreement = Agreement(self._agreements, self.world_size)
+        if digest not in replica.layouts:
+            replica.layouts.put(digest, agreement)
             replica.peer.post(layout)
+        replica.layouts[digest] = agreement
         for rank, peer in self.trainers.items():
-            if not self._known[rank].use(layout.digest):
-                self._known[rank].put(layout.digest, None)
+            if digest not in self._known[rank]:
+                self._known[rank].put(digest, None)
                 peer.post(layout)
+        ask = Agree(replica.link, agreement.number, digest)
+        replica.peer.post(ask)
+        self.tell_trainers(ask)
+        return agreement
+
+    def agreed(self, replica: Replica, rank: int | None, message: Agreed) -> None:
+        """A trainer rank, or all ranks of the replica (None), planned a layout."""
+        answered = (
+            agreement
+            for agreement in replica.layouts.values()
+            if agreement.number == message.number
+        )
+        agreement = next(answered, None)
+        if agreement is None:
+            return  # forgotten meanwhile
+        if message.fault is not None:
+            who = "" if rank is None else f"trainer rank {rank}: "
+            self.drop(replica, message.fault.error(f"it cannot be planned for: {who}"))
+            return
+        agreement.answer(rank, message.digest)
+        difference = agreement.difference
+        if difference is not None:
+            self.drop(replica, ProtocolError(difference))
+        elif agreement.complete:
+            self.watcher.ready(replica)
+
+    def move(self, replica: Replica, expect: Expect, put: Put) -> None:
+        """Let a version go to a replica; the layout was agreed."""
+        replica.layouts.use(put.layout)
+        replica.peer.post(expect)
+        for known in self._known.values():
+            known.use(put.layout)
+        self.tell_trainers(put)
 
     def tell_trainers(self, message: object) -> None:
         """Post to every trainer rank."""
@@ -228,13 +291,13 @@ class Members:
             seconds=FORM_SECONDS,
         )
         replica.peer.post(form)
-        self.tell_trainers(
-            replace(form, manifests=replica.manifests, mode=replica.mode)
-        )
+        together = Together.of(replica.manifests)
+        self.tell_trainers(replace(form, together=together, mode=replica.mode))
 
         def expire() -> None:
             if not replica.active:
-                self.drop(replica, f"its link was not formed in {FORM_SECONDS:.0f} s")
+                message = f"its link was not formed in {FORM_SECONDS:.0f} s"
+                self.drop(replica, TimedOutError(message))
 
         replica.timer = self._after(FORM_SECONDS, expire)
 

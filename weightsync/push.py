@@ -1,42 +1,33 @@
 """One push after the other, as the leader decides them.
 
 A round begins when every trainer rank has called ``push``, is checked as a whole, and
-then becomes one transfer for each replica, independent of the others. It ends once,
+then becomes one transfer for each replica, independent of the others: it waits until
+the plans are agreed and a slot is open, moves, and is reported. The round ends once,
 with the same outcome for every trainer rank. Nothing here waits.
 """
 
 from __future__ import annotations
 
 import time
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from weightsync.errors import (
-    ClosedError,
-    PeerError,
-    PlanError,
-    ProtocolError,
-    TimedOutError,
-    WeightSyncError,
-)
+from weightsync.alike import to_digest
+from weightsync.checking import Checks
+from weightsync.errors import ClosedError, PeerError, TimedOutError, WeightSyncError
 from weightsync.messages import (
     Discard,
     Expect,
     Fault,
-    Layout,
     PushEnded,
     PushRequest,
     Put,
     PutEnded,
-    Remembered,
     Stop,
     Verified,
     Verify,
 )
-from weightsync.plan import Plan, check, make_plan
 from weightsync.pool import After, Members, Replica, Watcher
 from weightsync.rounds import Round, Transfer, failure
-from weightsync.spec import Manifest, validate_manifest
 from weightsync.stats import PushReport, ReplicaReport, Status
 
 if TYPE_CHECKING:
@@ -55,14 +46,14 @@ class Pushes(Watcher):
         self._members = members
         self._after = after
         self._rounds: dict[int, Round] = {}
-        self._manifests: dict[int, Remembered[bytes, Manifest]] = {}
+        self._checks = Checks(members)
         members.watcher = self
 
     # What trainer ranks say
 
     def request(self, rank: int, request: PushRequest) -> None:
         """A trainer rank called push; the last of them starts the round."""
-        self._learn(rank, request)
+        self._checks.learn(rank, request)
         round_ = self._rounds.setdefault(request.push, Round(request.push))
         round_.requests[rank] = request
         if round_.outcome is None and self._members.error is not None:
@@ -85,13 +76,13 @@ class Pushes(Watcher):
             self._give_up(round_, ClosedError(message))
 
     def verified(self, rank: int, answer: Verified) -> None:
-        """A trainer rank compared the values of tied names."""
+        """A trainer rank digested what has to be compared."""
         round_ = self._rounds.get(answer.push)
         if round_ is None or round_.outcome is not None or round_.begun:
             return
         round_.verified[rank] = answer
         if len(round_.verified) == self._members.world_size:
-            self._attempt(round_, self._check_verified)
+            self._attempt(round_, self._compare)
 
     def put_ended(self, rank: int, ended: PutEnded) -> None:
         """A trainer rank puts no more to a replica."""
@@ -103,8 +94,8 @@ class Pushes(Watcher):
                 continue
             transfer.ended[rank] = ended
             if ended.fault is not None:
-                error = ended.fault.error(f"trainer rank {rank}: ")
-                self._members.drop(transfer.replica, str(error))
+                message = f"trainer rank {rank}: {ended.fault.message}"
+                self._members.drop(transfer.replica, PeerError(message))
             elif transfer.stopping is not None:
                 self._discard_if_stopped(transfer)
 
@@ -124,22 +115,25 @@ class Pushes(Watcher):
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
             if transfer is not None and transfer.is_stopping(sequence):
-                self._report(round_, transfer, "failed", transfer.stopping or "")
+                self._fail(round_, transfer, transfer.stopping)
 
-    def credited(self, replica: Replica) -> None:
-        """Use a credit for the transfer that waits for it."""
+    def ready(self, replica: Replica) -> None:
+        """Let the transfer go that waits for a replica, if nothing else is missing."""
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
-            if transfer is not None and transfer.waiting:
-                self._move(round_, transfer)
+            if transfer is not None:
+                self._advance(round_, transfer)
 
-    def dropped(self, replica: Replica, reason: str, *, clean: bool) -> None:
+    def dropped(self, replica: Replica, error: WeightSyncError, *, clean: bool) -> None:
         """A replica is gone: its transfers have failed, or are moot."""
         for round_ in list(self._rounds.values()):
             transfer = round_.transfers.get(replica.link)
-            if transfer is not None and transfer.report is None:
-                status: Status = "skipped" if clean else "failed"
-                self._report(round_, transfer, status, reason, removed=True)
+            if transfer is None or transfer.report is not None:
+                continue
+            if clean:
+                self._report(round_, transfer, "skipped", str(error), removed=True)
+            else:
+                self._fail(round_, transfer, error, removed=True)
 
     def failed(self, error: WeightSyncError) -> None:
         """A trainer rank is gone: no round can succeed."""
@@ -149,16 +143,6 @@ class Pushes(Watcher):
 
     # Checking
 
-    def _learn(self, rank: int, request: PushRequest) -> None:
-        known = self._manifests.setdefault(rank, Remembered())
-        if request.manifest is not None:
-            validate_manifest(request.manifest)
-            if request.manifest.digest != request.digest:
-                raise ProtocolError(f"trainer rank {rank} sent a wrong digest")
-            known.put(request.digest, request.manifest)
-        elif request.fault is None and not known.use(request.digest):
-            raise ProtocolError(f"trainer rank {rank} named an unknown manifest")
-
     def _attempt(self, round_: Round, step: Callable[[Round], None]) -> None:
         try:
             step(round_)
@@ -166,87 +150,16 @@ class Pushes(Watcher):
             self._end(round_, error=error)
 
     def _check(self, round_: Round) -> None:
-        requests = [round_.requests[rank] for rank in range(self._members.world_size)]
-        for rank, request in enumerate(requests):
-            if request.fault is not None:
-                raise request.fault.error(f"trainer rank {rank}: ")
-        self._check_version(round_, requests)
-        round_.layout = self._layout(requests)
-        replicas = self._members.active
-        if not replicas:
-            raise PeerError(f"{round_.what}: {self._nobody()}")
-        partial = requests[0].partial
-        for replica in replicas:
-            found = self._plan(replica, round_.layout, partial=partial)
-            round_.transfers[replica.link] = Transfer(replica, *found)
-        ties = {pair for t in round_.transfers.values() for pair in t.plan.ties}
-        if ties:
-            round_.pairs = tuple(sorted(ties))
-            self._members.tell_trainers(Verify(round_.push, round_.pairs))
-        else:
+        self._checks.check(round_, self.last_version)
+        if not round_.alike:
             self._begin(round_)
+            return
+        asked = to_digest(round_.alike, self._members.world_size)
+        for rank, peer in self._members.trainers.items():
+            peer.post(Verify(round_.push, asked[rank]))
 
-    def _check_version(self, round_: Round, requests: list[PushRequest]) -> None:
-        first = requests[0]
-        for rank, request in enumerate(requests):
-            for field in ("version", "partial", "on_busy", "require"):
-                mine, theirs = getattr(first, field), getattr(request, field)
-                if mine != theirs:
-                    message = (
-                        f"trainer ranks disagree in their push number {round_.push}: "
-                        f"{field} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
-                    )
-                    raise PlanError(message)
-        version = self.last_version + 1 if first.version is None else first.version
-        if version <= self.last_version:
-            message = (
-                f"version {version} does not increase: version {self.last_version} was "
-                "delivered before"
-            )
-            raise PlanError(message)
-        round_.version = version
-
-    def _layout(self, requests: list[PushRequest]) -> Layout:
-        digests = [request.digest for request in requests]
-        manifests = [self._manifests[i][digest] for i, digest in enumerate(digests)]
-        together = blake2b(b"".join(digests), digest_size=16).digest()
-        return Layout(together, tuple(manifests))
-
-    def _plan(
-        self, replica: Replica, layout: Layout, *, partial: bool
-    ) -> tuple[Plan, int]:
-        """The plan, and the bytes of it, for a push that fits the replica."""
-        key = (layout.digest, partial)
-        if not replica.plans.use(key):
-            check(
-                layout.manifests,
-                replica.manifests,
-                replica_name=replica.name,
-                partial=partial,
-            )
-            plan = make_plan(layout.manifests, replica.manifests)
-            nbytes = sum([plan.nbytes(*pair) for pair in plan.pairs])
-            replica.plans.put(key, (plan, nbytes))
-        return replica.plans[key]
-
-    def _nobody(self) -> str:
-        joining = [replica.name for replica in self._members.replicas.values()]
-        names = f"; still joining: {', '.join(joining)}" if joining else ""
-        return f"no replica has joined (wait_for_replicas waits for them){names}"
-
-    def _check_verified(self, round_: Round) -> None:
-        equal: set[int] = set()
-        for rank, answer in sorted(round_.verified.items()):
-            if answer.fault is not None:
-                raise answer.fault.error(f"trainer rank {rank}: ")
-            equal.update(answer.equal)
-        for index, (first, second) in enumerate(round_.pairs):
-            if index not in equal:
-                message = (
-                    f"{first!r} and {second!r} share one storage on the generator, but "
-                    "no trainer rank holds both, so their values cannot be compared"
-                )
-                raise PlanError(message)
+    def _compare(self, round_: Round) -> None:
+        self._checks.compare(round_)
         self._begin(round_)
 
     # Moving
@@ -254,53 +167,62 @@ class Pushes(Watcher):
     def _begin(self, round_: Round) -> None:
         round_.begun = True
         round_.started = time.monotonic()
-        skip = round_.requests[0].on_busy == "skip"
         for transfer in list(round_.transfers.values()):
             if transfer.replica.gone:
                 self._report(round_, transfer, "skipped", "it left", removed=True)
-            elif transfer.replica.credit is not None:
-                self._move(round_, transfer)
-            elif skip:
-                reason = "busy: the version before is not switched in yet"
-                self._report(round_, transfer, "skipped", reason)
+            else:
+                self._advance(round_, transfer)
 
-    def _move(self, round_: Round, transfer: Transfer) -> None:
+    def _advance(self, round_: Round, transfer: Transfer) -> None:
+        """Let a transfer go once the plans are agreed and there is credit for it."""
         replica, layout = transfer.replica, round_.layout
-        if not round_.begun or layout is None or replica.credit is None:
+        if not round_.begun or layout is None or not transfer.waiting:
             return
-        slot, replica.credit = replica.credit, None
+        if replica.credit is None and round_.terms.on_busy == "skip":
+            reason = "busy: the version before is not switched in yet"
+            self._report(round_, transfer, "skipped", reason)
+            return
+        agreement = self._members.agreement(replica, layout)
+        if agreement.complete and replica.credit is not None:
+            slot, replica.credit = replica.credit, None
+            self._move(round_, transfer, layout.digest, slot)
+
+    def _move(
+        self, round_: Round, transfer: Transfer, layout: bytes, slot: int
+    ) -> None:
+        replica = transfer.replica
         replica.sequence += 1
         transfer.sequence = replica.sequence
-        self._members.tell_layout(replica, layout)
-        plan = transfer.plan.digest
-        replica.peer.post(Expect(replica.sequence, round_.version, layout.digest, plan))
         put = Put(
             push=round_.push,
             link=replica.link,
             sequence=replica.sequence,
             slot=slot,
             version=round_.version,
-            layout=layout.digest,
-            plan=plan,
+            layout=layout,
         )
-        self._members.tell_trainers(put)
+        expect = Expect(put.sequence, put.version, layout)
+        self._members.move(replica, expect, put)
 
     def _expire(self, round_: Round) -> None:
         if round_.outcome is not None:
             return
         seconds = min(request.timeout for request in round_.requests.values())
-        absent = sorted(set(range(self._members.world_size)) - set(round_.requests))
-        if absent:
-            ranks = ", ".join(str(rank) for rank in absent)
-            what = f"trainer rank {ranks} did not call push"
-        else:
-            what = "the trainer ranks did not compare tied tensors"
-        error = TimedOutError(f"{round_.what} timed out after {seconds} s: {what}")
-        if not round_.begun:
-            self._end(round_, error=error)
+        if round_.begun:
+            for transfer in list(round_.transfers.values()):
+                self._expire_transfer(round_, transfer, seconds)
             return
-        for transfer in list(round_.transfers.values()):
-            self._expire_transfer(round_, transfer, seconds)
+        ranks = set(range(self._members.world_size))
+        if ranks > set(round_.requests):
+            absent, what = ranks - set(round_.requests), "call push"
+        else:
+            absent, what = ranks - set(round_.verified), "compare its tensors"
+        who = ", ".join(str(rank) for rank in sorted(absent))
+        message = (
+            f"{round_.what} timed out after {seconds} s: trainer rank {who} did not "
+            f"{what}"
+        )
+        self._end(round_, error=TimedOutError(message))
 
     def _expire_transfer(
         self, round_: Round, transfer: Transfer, seconds: float
@@ -308,13 +230,28 @@ class Pushes(Watcher):
         if transfer.report is not None:
             return
         if transfer.sequence is None:
-            reason = f"timed out: it opened no slot within {seconds} s (busy or stuck)"
-            self._report(round_, transfer, "failed", reason)
+            self._expire_waiting(round_, transfer, seconds)
         elif len(transfer.ended) == self._members.world_size:
             reason = f"timed out: it did not confirm the version within {seconds} s"
-            self._members.drop(transfer.replica, reason)
+            self._members.drop(transfer.replica, TimedOutError(reason))
         else:
-            self._stop(round_, transfer, f"timed out: not all was put in {seconds} s")
+            reason = f"timed out: not all was put in {seconds} s"
+            self._stop(round_, transfer, TimedOutError(reason))
+
+    def _expire_waiting(
+        self, round_: Round, transfer: Transfer, seconds: float
+    ) -> None:
+        """A replica that is busy stays in the pool; one that does not answer goes."""
+        replica, layout = transfer.replica, round_.layout
+        agreement = None if layout is None else replica.layouts.get(layout.digest)
+        if agreement is None or agreement.complete:
+            reason = f"timed out: it opened no slot within {seconds} s (busy or stuck)"
+        else:
+            reason = f"timed out: no plan from {agreement.awaited} within {seconds} s"
+        if agreement is not None and agreement.replica_is_missing:
+            self._members.drop(replica, TimedOutError(reason))
+        else:
+            self._fail(round_, transfer, TimedOutError(reason))
 
     def _give_up(self, round_: Round, error: WeightSyncError) -> None:
         round_.fault = error
@@ -325,20 +262,20 @@ class Pushes(Watcher):
             if transfer.report is not None:
                 continue
             if transfer.sequence is None:
-                self._report(round_, transfer, "failed", str(error))
+                self._fail(round_, transfer, error)
             else:
-                self._stop(round_, transfer, str(error))
+                self._stop(round_, transfer, error)
 
-    def _stop(self, round_: Round, transfer: Transfer, reason: str) -> None:
+    def _stop(self, round_: Round, transfer: Transfer, error: WeightSyncError) -> None:
         if transfer.stopping is not None or transfer.sequence is None:
             return
-        transfer.stopping = reason
+        transfer.stopping = error
         self._members.tell_trainers(Stop(transfer.replica.link, transfer.sequence))
 
         def expire() -> None:
             if transfer.report is None:
-                why = f"{reason}; giving it up took longer than {STOP_SECONDS} s"
-                self._members.drop(transfer.replica, why)
+                why = f"{error}; giving it up took longer than {STOP_SECONDS} s"
+                self._members.drop(transfer.replica, type(error)(why))
 
         round_.timers.append(self._after(STOP_SECONDS, expire))
         self._discard_if_stopped(transfer)
@@ -354,6 +291,17 @@ class Pushes(Watcher):
         transfer.replica.peer.post(Discard(transfer.sequence, signals))
 
     # Reporting
+
+    def _fail(
+        self,
+        round_: Round,
+        transfer: Transfer,
+        error: WeightSyncError | None,
+        *,
+        removed: bool = False,
+    ) -> None:
+        transfer.error = error
+        self._report(round_, transfer, "failed", str(error), removed=removed)
 
     def _report(
         self,
@@ -375,7 +323,7 @@ class Pushes(Watcher):
             return
         nbytes = sum(
             [
-                t.nbytes
+                t.fit.nbytes
                 for t in round_.transfers.values()
                 if t.report is not None and t.report.status == "delivered"
             ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
 import anyio
+from msgspec.structs import replace
 
-from weightsync.errors import PlanError
-from weightsync.messages import Fault, OnBusy, PushEnded, Require
+from weightsync.errors import ClosedError, PlanError
+from weightsync.messages import Fault, PushEnded, Terms
+from weightsync.window import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,24 +20,37 @@ if TYPE_CHECKING:
     import torch
 
     from weightsync.layout import Captured
+    from weightsync.names import Rule
+
+CHUNK_BYTES: Final = 16 << 20
+"""A push that is given up is noticed so often while its tensors are digested."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """What a push is called with. Raises PlanError for what is no option of it."""
+    """What a push is called with. Raises PlanError for what is no option of it.
 
-    version: int | None
-    partial: bool
-    on_busy: OnBusy
-    require: Require
+    All ranks must agree on the ``terms``; the others are each rank's own.
+    """
+
+    terms: Terms
     timeout: float
     ignore: Sequence[str]
+    names: Sequence[Rule]
 
     def __post_init__(self) -> None:
-        """Check, and make the version an int of Python's own."""
-        _check_choice("on_busy", self.on_busy, ("wait", "skip"))
-        _check_choice("require", self.require, ("any", "all"))
-        object.__setattr__(self, "version", _integer(self.version))
+        """Check, and let everything be of Python's own types."""
+        given = self.terms
+        _check_choice("on_busy", given.on_busy, ("wait", "skip"))
+        _check_choice("require", given.require, ("any", "all"))
+        terms = replace(
+            given,
+            version=_integer(given.version),
+            partial=bool(given.partial),
+            cast=bool(given.cast),
+            check_replicas=bool(given.check_replicas),
+        )
+        object.__setattr__(self, "terms", terms)
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -56,20 +73,64 @@ class Push:
     def __init__(self, number: int, captured: Captured | Fault) -> None:
         self.number: Final = number
         self.captured: Final = captured
-        self.puts = 0
         self.ended = anyio.Event()
         self.outcome: PushEnded | None = None
-        self.idle = anyio.Event()
+        self._readers = 0
+        self._stopping = False
+        self._idle = anyio.Event()
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
         """What is put."""
         return () if isinstance(self.captured, Fault) else self.captured.tensors
 
+    # Who reads the caller's tensors
+
     @property
-    def held(self) -> dict[str, torch.Tensor]:
-        """The same by name."""
-        if isinstance(self.captured, Fault):
-            return {}
-        names = self.captured.manifest.names
-        return dict(zip(names, self.captured.tensors, strict=True))
+    def is_read(self) -> bool:
+        """Whether anything reads the tensors now."""
+        return self._readers > 0
+
+    def begin_reading(self) -> bool:
+        """Let something read the tensors until ``end_reading``; False if given up."""
+        if not self._stopping:
+            self._readers += 1
+        return not self._stopping
+
+    def end_reading(self) -> None:
+        """It reads no more."""
+        self._readers -= 1
+        if self._readers == 0:
+            self._idle.set()
+
+    async def stop_reading(self) -> None:
+        """Let nothing begin to read, and return when nothing does."""
+        self._stopping = True
+        while self._readers:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def digest(self, pieces: Sequence[int]) -> tuple[bytes, ...]:
+        """Digest the bytes of some tensors, at about 1 GB/s. Blocks.
+
+        Raises ClosedError when the push is given up meanwhile, PlanError for a tensor
+        that has lost its memory.
+        """
+        return tuple([self._digest(index) for index in pieces])
+
+    def _digest(self, index: int) -> bytes:
+        data = as_bytes(self.tensors[index])
+        if data.untyped_storage().nbytes() < data.storage_offset() + data.numel():
+            raise PlanError(f"{self._name(index)!r}: its storage was freed")
+        found = blake2b(digest_size=16)
+        for start in range(0, data.numel(), CHUNK_BYTES):
+            if self._stopping:
+                raise ClosedError("the push was given up")
+            chunk = data[start : start + CHUNK_BYTES]
+            memory = ctypes.c_char * chunk.numel()
+            found.update(memory.from_address(chunk.data_ptr()))
+        return found.digest()
+
+    def _name(self, index: int) -> str:
+        captured = self.captured
+        return "" if isinstance(captured, Fault) else captured.manifest.names[index]

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from weightsync.errors import PeerError, TimedOutError, WeightSyncError
+from weightsync.errors import PeerError, WeightSyncError
 
 if TYPE_CHECKING:
     from anyio import CancelScope
 
-    from weightsync.messages import Layout, PushEnded, PushRequest, PutEnded, Verified
-    from weightsync.plan import Plan
+    from weightsync.alike import Alike
+    from weightsync.fit import Fit
+    from weightsync.messages import (
+        Layout,
+        PushEnded,
+        PushRequest,
+        PutEnded,
+        Terms,
+        Verified,
+    )
     from weightsync.pool import Replica
     from weightsync.stats import PushReport, ReplicaReport
 
@@ -18,18 +26,18 @@ if TYPE_CHECKING:
 class Transfer:
     """A round's way to one replica: waiting, moving, stopping, or reported."""
 
-    def __init__(self, replica: Replica, plan: Plan, nbytes: int) -> None:
+    def __init__(self, replica: Replica, fit: Fit) -> None:
         self.replica: Final = replica
-        self.plan: Final = plan
-        self.nbytes: Final = nbytes
+        self.fit: Final = fit
         self.sequence: int | None = None
         self.ended: dict[int, PutEnded] = {}
-        self.stopping: str | None = None
+        self.stopping: WeightSyncError | None = None
         self.report: ReplicaReport | None = None
+        self.error: WeightSyncError | None = None
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for credit."""
+        """Whether it waits for plans or for credit."""
         return self.sequence is None and self.report is None
 
     def is_stopping(self, sequence: int) -> bool:
@@ -50,7 +58,7 @@ class Round:
         self.push: Final = push
         self.requests: dict[int, PushRequest] = {}
         self.verified: dict[int, Verified] = {}
-        self.pairs: tuple[tuple[str, str], ...] = ()
+        self.alike: tuple[Alike, ...] = ()
         self.layout: Layout | None = None
         self.version = -1
         self.transfers: dict[int, Transfer] = {}
@@ -62,20 +70,29 @@ class Round:
         self.timers: list[CancelScope] = []
 
     @property
+    def terms(self) -> Terms:
+        """What all ranks called it with, once that is checked."""
+        return self.requests[0].terms
+
+    @property
     def what(self) -> str:
         """What messages call it."""
-        given = [r.version for r in self.requests.values() if r.version is not None]
+        called = [request.terms.version for request in self.requests.values()]
+        given = [version for version in called if version is not None]
         version = self.version if self.version >= 0 else given[0] if given else None
         return f"push {self.push}" if version is None else f"push of version {version}"
 
 
 def failure(round_: Round, report: PushReport) -> WeightSyncError | None:
-    """The error that a report amounts to under the caller's ``require``."""
+    """The error that a report amounts to under the caller's ``require``.
+
+    It is of the kind that all transfers failed with, PeerError where they differ.
+    """
     failed = report.failed
-    if not failed or (round_.requests[0].require == "any" and report.delivered):
+    if not failed or (round_.terms.require == "any" and report.delivered):
         return None
     reasons = "; ".join(f"replica {name!r}: {why}" for name, why in failed.items())
     message = f"push of version {report.version} failed: {reasons}"
-    if all(reason.startswith("timed out") for reason in failed.values()):
-        return TimedOutError(message)
-    return PeerError(message)
+    errors = [transfer.error for transfer in round_.transfers.values()]
+    kinds = {type(error) for error in errors if error is not None}
+    return (kinds.pop() if len(kinds) == 1 else PeerError)(message)

@@ -7,10 +7,10 @@ from itertools import accumulate, product
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightsync.spec import Box
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightsync.spec import Box
 
 
 class Run(NamedTuple):
@@ -44,15 +44,25 @@ class _Dim(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def copy_runs(part: Box, source: Box, target: Box, itemsize: int) -> tuple[Run, ...]:
+def copy_runs(
+    part: Box,
+    source: Box,
+    target: Box,
+    itemsize: int,
+    target_strides: tuple[int, ...] | None = None,
+) -> tuple[Run, ...]:
     """Copy ``part``, which is inside both boxes, from ``source`` to ``target``.
 
+    ``source`` is packed, and so is ``target`` unless its strides are given, in bytes.
     The runs are of source 0 and of a target that starts at 0. Two of them are never
     contiguous with each other on both sides: such dimensions are merged.
     """
-    row_bytes, dims = _collapse(part, source, target, itemsize)
-    source_start = _start(part, source, itemsize)
-    target_start = _start(part, target, itemsize)
+    source_strides = packed_strides(source.sizes, itemsize)
+    if target_strides is None:
+        target_strides = packed_strides(target.sizes, itemsize)
+    row_bytes, dims = _collapse(part.sizes, source_strides, target_strides, itemsize)
+    source_start = _start(part, source, source_strides)
+    target_start = _start(part, target, target_strides)
     if not dims:
         whole = row_bytes
         return (Run(0, source_start, target_start, 1, whole, whole, whole),)
@@ -74,53 +84,72 @@ def copy_runs(part: Box, source: Box, target: Box, itemsize: int) -> tuple[Run, 
     )
 
 
-def cut(box: Box, count: int) -> Iterator[Box]:
-    """Cut a box into at most ``count`` pieces of nearly the same size.
-
-    The first dimension is cut that gives pieces of 8 slices or more, so that they
-    differ by an eighth at most; where there is none, the longest one.
-    """
-    if count == 1 or not box.sizes:
-        yield box
+def in_pieces(run: Run, most: int) -> Iterator[Run]:
+    """Cut a run into runs of at most ``most`` bytes each."""
+    if run.row_bytes > most:
+        for row in range(run.rows):
+            source = run.source_offset + row * run.source_stride
+            target = run.target_offset + row * run.target_stride
+            for at in range(0, run.row_bytes, most):
+                size = min(most, run.row_bytes - at)
+                yield Run(run.source, source + at, target + at, 1, size, size, size)
         return
-    fine = [dim for dim, size in enumerate(box.sizes) if size >= 8 * count]
-    dim = fine[0] if fine else box.sizes.index(max(box.sizes))
-    size = box.sizes[dim]
-    count = min(count, size)
-    for piece in range(count):
-        start, stop = size * piece // count, size * (piece + 1) // count
-        yield Box(
-            _replace(box.offsets, dim, box.offsets[dim] + start),
-            _replace(box.sizes, dim, stop - start),
+    rows = most // max(run.row_bytes, 1)
+    for row in range(0, run.rows, rows):
+        yield run._replace(
+            source_offset=run.source_offset + row * run.source_stride,
+            target_offset=run.target_offset + row * run.target_stride,
+            rows=min(rows, run.rows - row),
         )
 
 
-def _replace(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*values[:at], value, *values[at + 1 :])
+def merged(runs: Iterable[Run]) -> Iterator[Run]:
+    """Join runs of one row that follow each other on both sides."""
+    last: Run | None = None
+    for run in runs:
+        if last is not None and _follows(last, run):
+            size = last.row_bytes + run.row_bytes
+            last = Run(*last[:3], 1, size, size, size)
+            continue
+        if last is not None:
+            yield last
+        last = run
+    if last is not None:
+        yield last
 
 
-def _strides(box: Box, itemsize: int) -> tuple[int, ...]:
+def packed_strides(sizes: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Bytes from one element to the next along each dimension of a packed box."""
-    inner = accumulate(reversed(box.sizes[1:]), mul, initial=itemsize)
-    return tuple(inner)[::-1][: len(box.sizes)]
+    inner = accumulate(reversed(sizes[1:]), mul, initial=itemsize)
+    return tuple(inner)[::-1][: len(sizes)]
 
 
-def _start(part: Box, box: Box, itemsize: int) -> int:
-    """Bytes from the start of a packed box to the first element of a part of it."""
-    steps = zip(part.offsets, box.offsets, _strides(box, itemsize), strict=False)
+def _follows(last: Run, run: Run) -> bool:
+    return (
+        last.rows == run.rows == 1
+        and last.source == run.source
+        and last.source_offset + last.row_bytes == run.source_offset
+        and last.target_offset + last.row_bytes == run.target_offset
+    )
+
+
+def _start(part: Box, box: Box, strides: Sequence[int]) -> int:
+    """Bytes from the start of a box to the first element of a part of it."""
+    steps = zip(part.offsets, box.offsets, strides, strict=True)
     return sum([(mine - its) * stride for mine, its, stride in steps])
 
 
 def _collapse(
-    part: Box, source: Box, target: Box, itemsize: int
+    sizes: Sequence[int],
+    source_strides: Sequence[int],
+    target_strides: Sequence[int],
+    itemsize: int,
 ) -> tuple[int, list[_Dim]]:
     """Return the bytes contiguous on both sides, and the loops around, outer first."""
     row_bytes = itemsize
     dims: list[_Dim] = []
-    strides = zip(
-        part.sizes, _strides(source, itemsize), _strides(target, itemsize), strict=False
-    )
-    for size, from_source, from_target in reversed(list(strides)):
+    loops = zip(sizes, source_strides, target_strides, strict=True)
+    for size, from_source, from_target in reversed(list(loops)):
         if size == 1:
             continue
         if not dims and from_source == from_target == row_bytes:

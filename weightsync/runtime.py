@@ -208,11 +208,16 @@ class Runtime:
         return call
 
 
-async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
+async def in_thread(
+    function: Callable[..., ResultT],
+    *args: object,
+    cancel: Callable[[], None] = lambda: None,
+) -> ResultT:
     """Run a blocking function in a thread of its own; await it from any loop.
 
-    The thread is a daemon and ends with the function. A cancellation waits for it, so
-    the function must be bounded, or be ended by other means (an abort).
+    The thread is a daemon and ends with the function. A cancellation calls ``cancel``
+    and waits for the thread, so the function must be bounded, or be ended by that or by
+    other means (an abort).
     """
     outcome: Future[ResultT] = Future()
 
@@ -224,7 +229,7 @@ async def in_thread(function: Callable[..., ResultT], *args: object) -> ResultT:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
-    await _settled(outcome, lambda: None)
+    await _settled(outcome, cancel)
     return outcome.result()
 
 

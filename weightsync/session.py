@@ -6,11 +6,13 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
+from weightsync.admission import admitting, converse, manifests
 from weightsync.channel import Channel, Endpoint, Listener, connect
 from weightsync.epoch import Epochs, Mode
 from weightsync.errors import (
@@ -21,13 +23,12 @@ from weightsync.errors import (
 )
 from weightsync.generator import GeneratorRank
 from weightsync.hub import Hub
-from weightsync.leader import MANIFEST_SECONDS, Incoming, Leader
+from weightsync.leader import Incoming, Leader
 from weightsync.link import GeneratorLink
 from weightsync.messages import (
     Ended,
     Fault,
     FromRank,
-    Leaving,
     Manifests,
     RankHello,
     ToRank,
@@ -38,7 +39,6 @@ from weightsync.messages import (
 from weightsync.peer import Conversations, MessageStream, Peer, local_pair
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots
-from weightsync.spec import validate_manifest
 from weightsync.store import (
     FileAddress,
     Rendezvous,
@@ -46,6 +46,7 @@ from weightsync.store import (
     open_store,
     store_address,
 )
+from weightsync.together import Together
 from weightsync.trainer import TrainerRank
 from weightsync.weights import Tensors
 from weightsync.window import Window
@@ -107,16 +108,23 @@ class Session(ABC):
         try:
             await self._join()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.close()
+            await self.close()
             raise
 
-    @abstractmethod
     async def close(self) -> None:
-        """Leave the others."""
+        """Leave the others, also if cancelled; takes a few seconds at most."""
+        with anyio.CancelScope(shield=True):
+            await self._leave()
+            await self._conversations.flush()
+            if self._listener is not None:
+                await self._listener.aclose()
+            self._rendezvous = None
 
     @abstractmethod
     async def _join(self) -> None: ...
+
+    @abstractmethod
+    async def _leave(self) -> None: ...
 
     async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
         def open_it() -> Any:
@@ -205,13 +213,6 @@ class Session(ABC):
             )
             raise TimedOutError(message)
 
-    async def _flush(self) -> None:
-        """Give what was posted last the time to be sent."""
-        await self._conversations.flush()
-        if self._listener is not None:
-            await self._listener.aclose()
-        self._rendezvous = None
-
 
 class TrainerSession(Session):
     """A trainer rank; on rank 0 the leader too."""
@@ -235,13 +236,12 @@ class TrainerSession(Session):
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
         await self._accepted(self.rank, peer)
 
-    async def close(self) -> None:
+    async def _leave(self) -> None:
         """Leave, and end the pool if this is the leader."""
         if hasattr(self, "rank"):
             await self.rank.leave()
         if self._leader is not None:
             await self._leader.close()
-        await self._flush()
 
     async def _lead(self, hello: TrainerHello) -> MessageStream:
         place = self.place
@@ -257,7 +257,6 @@ class GeneratorSession(Session):
     """A generator rank; on rank 0 the hub of its replica too."""
 
     rank: GeneratorRank
-    _hub: Hub | None = None
 
     def __init__(
         self,
@@ -290,16 +289,15 @@ class GeneratorSession(Session):
             name = f"rank 0 of replica {self.replica!r}"
             stream = await self._connect(key, hello, ToRank, name)
         peer = Peer(stream)
-        peer.post(Manifests((self._registered.manifest,)))
+        peer.post(Manifests(Together.of([self._registered.manifest])))
         self.rank.speak(peer, self._tasks)
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
         await self._accepted(self.rank, peer)
 
-    async def close(self) -> None:
+    async def _leave(self) -> None:
         """Leave the pool."""
         if hasattr(self, "rank"):
             await self.rank.leave()
-        await self._flush()
 
     def _prepare(self) -> GeneratorLink:
         slots = Slots.of(self._mode, self._registered.manifest)
@@ -315,13 +313,14 @@ class GeneratorSession(Session):
 
     async def _host(self, hello: RankHello) -> MessageStream:
         """Be the hub: for this rank directly, for the others over channels."""
-        self._hub = Hub(self.replica, self._mode.value, self.place.world_size)
+        hub = Hub(self.replica, self._mode.value, self.place.world_size)
         if self.place.world_size > 1:
             await self._open_store(host=False, timeout=self.place.timeout)
-            await self._listen(f"replica/{self.replica}", FromRank, self._attend)
+            attend = partial(self._attend, hub)
+            await self._listen(f"replica/{self.replica}", FromRank, attend)
         mine, theirs = local_pair("rank 0", f"rank 0 of replica {self.replica!r}")
-        self._tasks.start_soon(self._attend_quietly, _encode(hello), theirs)
-        self._tasks.start_soon(self._introduce, self._hub)
+        self._tasks.start_soon(self._attend_quietly, hub, _encode(hello), theirs)
+        self._tasks.start_soon(self._introduce, hub)
         return mine
 
     async def _introduce(self, hub: Hub) -> None:
@@ -351,45 +350,27 @@ class GeneratorSession(Session):
 
         await self._converse(peer, hub.on_leader, end)
 
-    async def _attend_quietly(self, hello: bytes, stream: MessageStream) -> None:
+    async def _attend_quietly(
+        self, hub: Hub, hello: bytes, stream: MessageStream
+    ) -> None:
         try:
-            await self._attend(hello, stream)
+            await self._attend(hub, hello, stream)
         except WeightSyncError:
             await stream.aclose()
 
-    async def _attend(self, hello: bytes, stream: MessageStream) -> None:
+    async def _attend(self, hub: Hub, hello: bytes, stream: MessageStream) -> None:
         """Converse with a rank of the replica, as its hub."""
-        hub = self._hub
         try:
             body = _rank_hellos.decode(hello)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
         stream.peer = f"rank {body.rank} of replica {body.replica!r}"
-        message: Any = None
-        with anyio.move_on_after(MANIFEST_SECONDS):
-            message = await stream.receive()
-        if hub is None or not isinstance(message, Manifests):
-            raise ProtocolError(f"{stream.peer} sent no manifest")
         peer = Peer(stream)
-        try:
-            (manifest,) = message.manifests
-            validate_manifest(manifest)
+        async with admitting(peer, stream):
+            (manifest,) = await manifests(stream, 1)
             hub.rank_joined(body, manifest, peer)
-        except (WeightSyncError, ValueError) as error:
-            peer.discard()
-            await stream.send(Ended(Fault.of(error)))
-            raise
-        left = False
-
-        def handle(message: Any) -> None:
-            nonlocal left
-            left = left or isinstance(message, Leaving)
-            hub.on_rank(body.rank, message)
-
-        def end(error: WeightSyncError) -> None:
-            hub.rank_lost(body.rank, error, clean=left)
-
-        await self._converse(peer, handle, end)
+        end = await converse(self._conversations, peer, partial(hub.on_rank, body.rank))
+        hub.rank_lost(body.rank, end.error, clean=end.left)
 
 
 def check_timeout(timeout: float) -> float:

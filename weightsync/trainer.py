@@ -6,19 +6,20 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
-import torch
 
+from weightsync.agreement import planned
 from weightsync.errors import (
     ClosedError,
     PeerError,
-    PlanError,
     ProtocolError,
     TimedOutError,
     WeightSyncError,
 )
 from weightsync.link import TrainerLink
+from weightsync.locate import named
 from weightsync.messages import (
     Accepted,
+    Agree,
     DropLink,
     Ended,
     Fault,
@@ -44,12 +45,11 @@ from weightsync.messages import (
 from weightsync.pushing import Push, PushOptions
 from weightsync.recapture import Recapture
 from weightsync.runtime import in_thread
-from weightsync.window import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator
 
-    from weightsync.layout import Captured
+    from weightsync.layout import Captured, StateDict
     from weightsync.peer import Peer
     from weightsync.runtime import Tasks
     from weightsync.stats import PushReport
@@ -98,9 +98,7 @@ class TrainerRank:
         )
         raise TimedOutError(message)
 
-    async def push(
-        self, state_dict: Mapping[str, object], options: PushOptions
-    ) -> PushReport:
+    async def push(self, state_dict: StateDict, options: PushOptions) -> PushReport:
         """Take part in one push; see ``Trainer.push``."""
         self._check()
         # The n-th calls of all ranks belong together, so a call that is given up early
@@ -111,7 +109,7 @@ class TrainerRank:
         asked = False
         try:
             async with self._turn(options.timeout):
-                captured = await self._captured(state_dict, options.ignore)
+                captured = await self._captured(state_dict, options)
                 self._push = push = Push(number, captured)
                 self._ask(number, options, captured, deadline)
                 asked = True
@@ -145,15 +143,19 @@ class TrainerRank:
             await in_thread(link.abort)
 
     async def _captured(
-        self, state_dict: Mapping[str, object], ignore: Sequence[str]
+        self, state_dict: StateDict, options: PushOptions
     ) -> Captured | Fault:
         """Capture, or what is wrong: the other ranks must hear of it, and not wait."""
         try:
-            again = self._capture.again(state_dict, ignore)
+            entries = named(
+                state_dict
+            )  # here and once: pairs may come from a generator
+            chosen = entries, options.ignore, options.names
+            again = self._capture.again(*chosen)
             if again is not None:
                 return again
             # May copy what is not contiguous: not in the loop that answers the peers.
-            return await in_thread(self._capture, state_dict, ignore)
+            return await in_thread(self._capture, *chosen)
         except WeightSyncError as error:
             return Fault.of(error)
 
@@ -180,10 +182,7 @@ class TrainerRank:
         self._peer.post(
             PushRequest(
                 push=number,
-                version=options.version,
-                partial=options.partial,
-                on_busy=options.on_busy,
-                require=options.require,
+                terms=options.terms,
                 timeout=max(deadline - anyio.current_time(), 0.001),
                 digest=digest,
                 manifest=manifest,
@@ -221,11 +220,10 @@ class TrainerRank:
 
     async def _stop_putting(self, push: Push) -> None:
         """No byte of the caller's tensors is read after this."""
-        if push.puts:
+        if push.is_read:
             for link in self._links.values():
                 link.stop()
-            while push.puts:
-                await push.idle.wait()
+        await push.stop_reading()
 
     # What the leader says
 
@@ -245,21 +243,24 @@ class TrainerRank:
                 self._drop(message)
             case Layout():
                 self._layouts.put(message.digest, message)
+            case Agree():
+                self._tasks.start_soon(self._plan, message)
             case Verify():
-                self._verify(message)
+                self._start_verify(message)
             case Put():
                 self._start_put(message)
             case Stop():
-                if message.link in self._links:
-                    self._links[message.link].stop(message.sequence)
+                self._stop(message)
             case PushEnded():
                 self._end_push(message)
             case Ended():
-                fault = message.fault
-                closed = PeerError("trainer rank 0 left")
-                self._fail(closed if fault is None else fault.error())
+                self._end(message.fault)
             case _:
                 assert_never(message)
+
+    def _end(self, fault: Fault | None) -> None:
+        left = PeerError("trainer rank 0 left")
+        self._fail(left if fault is None else fault.error())
 
     def lost(self, error: WeightSyncError) -> None:
         """The leader is gone."""
@@ -288,19 +289,28 @@ class TrainerRank:
             push.outcome = message
             push.ended.set()
 
-    def _verify(self, message: Verify) -> None:
+    def _push_to_read(self, number: int) -> Push | None:
+        """The push of this number, now being read; None where it is given up here."""
         push = self._push
-        if push is None or push.number != message.push:
-            return
-        held = push.held
+        if push is None or push.number != number or not push.begin_reading():
+            return None
+        return push
+
+    def _start_verify(self, message: Verify) -> None:
+        push = self._push_to_read(message.push)
+        if push is not None:
+            self._tasks.start_soon(self._verify, push, message)
+
+    async def _verify(self, push: Push, message: Verify) -> None:
         try:
-            equal = tuple(
-                index for index, pair in enumerate(message.pairs) if _equal(held, *pair)
-            )
-        except PlanError as error:
-            self._peer.post(Verified(message.push, (), Fault.of(error)))
+            digests = await in_thread(push.digest, message.pieces)
+        except WeightSyncError as error:
+            answer = Verified(message.push, (), Fault.of(error))
         else:
-            self._peer.post(Verified(message.push, equal))
+            answer = Verified(message.push, digests)
+        finally:
+            push.end_reading()
+        self._peer.post(answer)
 
     # Links
 
@@ -329,29 +339,35 @@ class TrainerRank:
         if link is not None:
             self._tasks.start_soon(in_thread, link.abort)
 
+    async def _plan(self, message: Agree) -> None:
+        link = self._links.get(message.link)
+        if link is not None:
+            self._peer.post(await planned(link, message))
+
     def _start_put(self, message: Put) -> None:
         self._layouts.use(message.layout)  # here too where the push is given up already
-        push, link = self._push, self._links.get(message.link)
-        if push is None or push.number != message.push or link is None:
+        link = self._links.get(message.link)
+        push = None if link is None else self._push_to_read(message.push)
+        if push is None or link is None:
             # Given up here already: nothing is sent, and the leader hears so.
             none = () if link is None else (0,) * link.ranks
             self._peer.post(PutEnded(message.link, message.sequence, none))
             return
-        push.puts += 1
         self._tasks.start_soon(self._put, push, link, message)
+
+    def _stop(self, message: Stop) -> None:
+        if message.link in self._links:
+            self._links[message.link].stop(message.sequence)
 
     async def _put(self, push: Push, link: TrainerLink, message: Put) -> None:
         fault: Fault | None = None
         sent: tuple[int, ...] = ()
         try:
             sent = await link.put(message, push.tensors)
-        except (ClosedError, PeerError, ProtocolError, PlanError) as error:
+        except WeightSyncError as error:
             fault = Fault.of(error)
         finally:
-            push.puts -= 1
-            if push.puts == 0:
-                push.idle.set()
-                push.idle = anyio.Event()
+            push.end_reading()
         self._peer.post(PutEnded(message.link, message.sequence, sent, fault))
 
     def _notify(self) -> None:
@@ -361,18 +377,3 @@ class TrainerRank:
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
-
-
-def _equal(held: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
-    """Whether this rank holds both, equal in bytes; PlanError where they differ."""
-    if first not in held or second not in held:
-        return False
-    one, other = held[first], held[second]
-    same = one.shape == other.shape and one.dtype == other.dtype
-    if same and torch.equal(as_bytes(one), as_bytes(other)):
-        return True
-    message = (
-        f"{first!r} and {second!r} have different values, but share one storage "
-        "on the generator"
-    )
-    raise PlanError(message)

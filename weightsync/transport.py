@@ -14,15 +14,17 @@ from weightsync.core import (
 )
 from weightsync.errors import ClosedError
 from weightsync.lease import Lease
+from weightsync.messages import Terms
 from weightsync.pushing import PushOptions
 from weightsync.runtime import in_thread
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
     from weightsync.messages import OnBusy, Require
+    from weightsync.names import Rule
     from weightsync.stats import PushReport, Update
 
 
@@ -140,14 +142,17 @@ class Trainer(Transport[TrainerSession]):
 
     async def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
-        state_dict: Mapping[str, object],
+        state_dict: Mapping[str, object] | Iterable[tuple[str, object]],
         *,
         version: int | None = None,
         partial: bool = False,
+        cast: bool = False,
+        check_replicas: bool = False,
         on_busy: OnBusy = "wait",
         require: Require = "any",
         timeout: float | None = None,
         ignore: Sequence[str] = (),
+        names: Sequence[Rule] = (),
     ) -> PushReport:
         """Put the weights into every replica of the pool; all trainer ranks call it.
 
@@ -158,33 +163,38 @@ class Trainer(Transport[TrainerSession]):
         ``receive`` switches it in.
 
         Args:
-            state_dict: names to tensors.
+            state_dict: names to tensors, or pairs of both, as ``named_parameters()``
+                gives them.
             version: must increase; the last one plus 1 by default. Pushes that overlap
                 on one rank are matched with those of the other ranks in the order of
                 the calls: give each its version where that order might differ.
             partial: allow names of the replicas to be missing; they keep their values.
+            cast: convert floating point tensors to the dtype of the replica, rounding
+                as torch does. Without it a dtype that differs is an error.
+            check_replicas: compare what several trainer ranks hold alike before
+                anything moves; a difference is an error that names the tensor, the box
+                and the ranks. It reads all of that once, at about 1 GB/s a rank.
+                Without it such a tensor arrives whole, from one of the copies.
             on_busy: ``"wait"`` until a replica has switched the version before in, or
                 ``"skip"`` it.
             require: ``"any"`` raises when no replica was delivered to and one failed,
                 ``"all"`` when any failed.
             timeout: seconds for the whole call.
             ignore: patterns (as in ``fnmatch``) of names to leave out.
+            names: rules (``weightsync.names``) that say which pushed tensors a tensor
+                of ``state_dict`` is made of.
 
         Raises the same on every rank: PlanError (DtypeError) when what is pushed does
         not fit, before any byte moves; PeerError and TimedOutError when replicas failed
-        or a trainer rank did; their ``report`` tells what became of each replica.
+        or a trainer rank did, ProtocolError when replicas plan otherwise than the
+        trainers; their ``report`` tells what became of each replica.
         ClosedError when another rank was cancelled. A failed push leaves every replica
         with the whole old or the whole new version.
         """
         session = self._core.session
-        options = PushOptions(
-            version=version,
-            partial=partial,
-            on_busy=on_busy,
-            require=require,
-            timeout=check_timeout(self._timeout if timeout is None else timeout),
-            ignore=ignore,
-        )
+        terms = Terms(version, partial, on_busy, require, cast, check_replicas)
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        options = PushOptions(terms, seconds, ignore, names)
         return await self._core.runtime.acall(session.rank.push, state_dict, options)
 
 
@@ -197,7 +207,10 @@ class Generator(Transport[GeneratorSession]):
 
     Args:
         address: of the trainers' store; ``WEIGHTSYNC_STORE`` by default.
-        state_dict: names to the tensors that are to receive the weights.
+        state_dict: names to the tensors that are to receive the weights, or pairs of
+            both. They may be views, as of one fused tensor, as long as they do not
+            overlap. In modes "swap" and "inplace" they fill at least half of each
+            storage that they are in; what lies beside them keeps its value.
         replica: name of the replica, the same on all of its ranks.
         rank: of this process in the replica; by default that of ``torch.distributed``,
             or of the launcher's environment, or 0.
@@ -207,28 +220,31 @@ class Generator(Transport[GeneratorSession]):
             ``"inplace"`` lets versions arrive in the tensors themselves, which cannot
             be read between the call of ``receive`` and its return; where it times out
             in the middle of a version, not before the next one returns.
+        names: rules (``weightsync.names``) that say which pushed tensors these are made
+            of, as where q, k and v are pushed and the engine has them in one tensor.
         job: distinguishes jobs that share a store.
         timeout: seconds for opening, and for calls that are given none.
 
     Raises PlanError, DtypeError or UnsupportedError for tensors that cannot be received
-    into; on entering, PlanError for a name or rank that is taken, TimedOutError when
-    the trainers do not come.
+    into, and PlanError for rules that do not fit them; on entering, PlanError for a
+    name or rank that is taken, TimedOutError when the trainers do not come.
     """
 
     def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None,
-        state_dict: Mapping[str, object],
+        state_dict: Mapping[str, object] | Iterable[tuple[str, object]],
         *,
         replica: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         mode: Literal["staged", "swap", "inplace"] = "staged",
+        names: Sequence[Rule] = (),
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         core, self._tensors = generator_core(
-            address, state_dict, replica, rank, world_size, mode, job, timeout
+            address, state_dict, replica, rank, world_size, mode, names, job, timeout
         )
         super().__init__(core)
         self._timeout = timeout

@@ -10,13 +10,17 @@ import torch
 from weightsync.backend import first_unwritable, repoint
 from weightsync.epoch import Mode
 from weightsync.errors import PlanError, UnsupportedError
+from weightsync.fit import LISTED
+from weightsync.gaps import Strided, gaps
 from weightsync.layout import Registered, carried
+from weightsync.locate import memory_end
+from weightsync.overlap import loops_of
 from weightsync.plan import slot_layout
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -24,31 +28,40 @@ if TYPE_CHECKING:
 
 
 class Tensors:
-    """The registered tensors and the window memory that belongs to them."""
+    """The registered tensors and the window memory that belongs to them.
+
+    In mode "staged" a slot has the pieces one after the other, in the other modes the
+    storages that they are in.
+    """
 
     def __init__(
         self, mode: Mode, registered: Registered, memory: Tensor, slots: Slots
     ) -> None:
         self._mode: Final = mode
         self._tensors: Final = registered.tensors
-        self._specs: Final = registered.manifest.tensors
-        self._offsets: Final = slot_layout(registered.manifest).offsets
+        self._labels: Final = registered.labels
+        self._names: Final = registered.manifest.names
+        self._roots: Final = registered.manifest.roots
+        self._places: Final = registered.manifest.places
+        self._layout: Final = slot_layout(registered.manifest)
+        self._storages: Final = registered.storages
         self._slots: Final = slots
         self._memory: Final = memory
-        self._moved: Final = [
-            i for i, s in enumerate(self._specs) if s.tied is None and s.nbytes
-        ]
-        self._covered: tuple[frozenset[str], frozenset[str]] | None = None
-        self._views: Final = [self._view_all(slot) for slot in range(slots.count)]
-        self._tables: dict[frozenset[str], tuple[Tensor, list[int]]] = {}
+        self._owners: Final = frozenset(
+            [root for root in self._roots if self._tensors[root].nbytes]
+        )
+        self._covered: tuple[frozenset[str], frozenset[int]] | None = None
+        self._copies: dict[frozenset[int], tuple[Tensor, list[int]]] = {}
+        self._others: dict[frozenset[int], Tensor] = {}
 
     def move_in(self) -> None:
-        """Let the tensors live in the window, with their values (swap, inplace)."""
+        """Let the storages live in the window, with their values (swap, inplace)."""
         if self._mode is Mode.STAGED:
             return
-        with torch.inference_mode():
-            for view, tensor in zip(self._views[0], self._tensors, strict=True):
-                carried(view).copy_(carried(tensor.detach()))
+        pairs = zip(self._storages, self._layout.storages, strict=True)
+        for (storage, *_), start in pairs:
+            begin = self._slots.data(0) + start
+            self._memory[begin : begin + storage.nbytes].copy_(storage)
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
@@ -63,126 +76,160 @@ class Tensors:
             await self._keep_others(window, slot, names)
             self._repoint(slot)
 
+    def covered_by(self, names: frozenset[str]) -> frozenset[int]:
+        """Return which memories a push of these names fills, as indices of pieces."""
+        if self._covered is None or self._covered[0] is not names:
+            pairs = zip(self._roots, self._names, strict=True)
+            filled = [root for root, name in pairs if name in names]
+            self._covered = names, self._owners.intersection(filled)
+        return self._covered[1]
+
     def _check_writable(self) -> None:
         # Smaller ones share their pages with what is written all the time.
-        large = [i for i in self._moved if self._specs[i].nbytes >= mmap.PAGESIZE]
-        index = first_unwritable([self._tensors[i] for i in large])
+        large = [i for i in self._owners if self._tensors[i].nbytes >= mmap.PAGESIZE]
+        index = first_unwritable([_extent(self._tensors[i]) for i in large])
         if index >= 0:
-            raise _unwritable(self._specs[large[index]].name)
+            raise _unwritable(self._labels[large[index]])
 
     async def _copy_out(self, window: Window, names: frozenset[str]) -> None:
-        if names not in self._tables:
-            self._tables = {names: self._copies(names)}
-        runs, strided = self._tables[names]
+        covered = self.covered_by(names)
+        if covered not in self._copies:
+            strided = self._strided(covered)
+            runs = self._table(covered.difference(strided))
+            self._copies = {covered: (runs, strided)}
+        runs, strided = self._copies[covered]
         try:
             await window.copy_out(self._tensors, runs)
         except PlanError as error:
             raise PlanError(f"{self._shrunk()}{error}") from error
-        if strided:
-            await in_thread(self._copy_strided, strided)
+        pairs = [(self._tensors[i], self._view(i)) for i in strided]
+        if pairs:
+            await in_thread(_copy, pairs)
 
     def _shrunk(self) -> str:
         """Say which tensors have lost memory since they were registered."""
-        names = [
-            spec.name
-            for spec, tensor in zip(self._specs, self._tensors, strict=True)
-            if tensor.untyped_storage().nbytes() < spec.nbytes
+        labels = [
+            label
+            for label, tensor in zip(self._labels, self._tensors, strict=True)
+            if tensor.untyped_storage().nbytes() < memory_end(tensor)
         ]
-        return f"{names}: storage freed since it was registered; " if names else ""
-
-    def _copies(self, names: frozenset[str]) -> tuple[Tensor, list[int]]:
-        """Runs of the contiguous tensors, and the indices of the others."""
-        chosen = [i for i in self._owners(names) if self._specs[i].nbytes]
-        strided = [i for i in chosen if not self._tensors[i].is_contiguous()]
-        packed = [i for i in chosen if self._tensors[i].is_contiguous()]
-        return self._runs(packed, self._slots.data(0)), strided
-
-    def _copy_strided(self, indices: Iterable[int]) -> None:
-        # Inference mode may write inference tensors, leaves and plain tensors alike.
-        with torch.inference_mode():
-            for index in indices:
-                tensor = self._tensors[index].detach()
-                carried(tensor).copy_(carried(self._views[0][index]))
+        if not labels:
+            return ""
+        return f"{', '.join(labels)}: storage freed since it was registered; "
 
     async def _keep_others(
         self, window: Window, slot: int, names: frozenset[str]
     ) -> None:
-        """What a partial push did not bring keeps its value in the new slot."""
+        """What a push did not bring keeps its value in the new slot.
+
+        That is pieces of other names, and bytes of storages that no piece fills.
+        """
         covered = self.covered_by(names)
-        if len(covered) == len(self._specs):
-            return
-        others = frozenset(spec.name for spec in self._specs) - covered
-        kept = [i for i in self._owners(others) if self._specs[i].nbytes]
-        if kept:
-            runs = self._runs(kept, self._slots.data(slot))
-            await window.copy_in(self._views[1 - slot], runs)
+        if covered not in self._others:
+            self._others = {covered: await in_thread(self._beside, covered)}
+        runs = self._others[covered].clone()
+        if runs.numel():
+            runs[:, 1] += self._slots.data(1 - slot)
+            runs[:, 2] += self._slots.data(slot)
+            await window.copy_in([self._memory], runs)
 
-    def _owners(self, names: frozenset[str]) -> list[int]:
-        """Indices of the tensors whose memory these names cover, each memory once."""
-        tied = self.covered_by(names)
-        specs = enumerate(self._specs)
-        return [i for i, spec in specs if spec.tied is None and spec.name in tied]
+    def _beside(self, covered: frozenset[int]) -> Tensor:
+        """Make a table of all bytes of a slot that are not in these pieces."""
+        pieces: list[list[Strided]] = [[] for _ in self._storages]
+        for index in covered:
+            place, tensor = self._places[index], self._tensors[index]
+            pieces[place.storage].append(Strided(place.offset, *loops_of(tensor)))
+        rows: list[tuple[int, ...]] = []
+        storages = zip(pieces, self._storages, self._layout.storages, strict=True)
+        for filled, (storage, *_), base in storages:
+            for start, times, size, stride in gaps(0, storage.nbytes, filled):
+                at = base + start
+                rows.append((0, at, at, times, size, stride, stride))
+        return table(rows, 0)
 
-    def covered_by(self, names: frozenset[str]) -> frozenset[str]:
-        """The registered ones of these names, and all that share memory with one."""
-        if self._covered is None or self._covered[0] is not names:
-            self._covered = names, self._cover(names)
-        return self._covered[1]
+    def _strided(self, owners: frozenset[int]) -> list[int]:
+        return [i for i in sorted(owners) if not self._tensors[i].is_contiguous()]
 
-    def _cover(self, names: frozenset[str]) -> frozenset[str]:
-        root: dict[str, str] = {}
-        for spec in self._specs:
-            root[spec.name] = spec.name if spec.tied is None else root[spec.tied]
-        roots = {root[name] for name in names if name in root}
-        return frozenset(name for name, found in root.items() if found in roots)
+    def _table(self, owners: frozenset[int]) -> Tensor:
+        rows = [(i, self._layout.offsets[i], self._tensors[i].nbytes) for i in owners]
+        runs = [(i, 0, at, 1, size, size, size) for i, at, size in sorted(rows)]
+        return table(runs, self._slots.data(0))
 
-    def _runs(self, indices: Iterable[int], base: int) -> Tensor:
-        sizes = [(i, self._specs[i].nbytes) for i in indices]
-        return table([(i, 0, self._offsets[i], 1, n, n, n) for i, n in sizes], base)
-
-    def _view_all(self, slot: int) -> list[Tensor]:
-        base = self._slots.data(slot)
-        views: list[Tensor] = []
-        for spec, offset, tensor in zip(
-            self._specs, self._offsets, self._tensors, strict=True
-        ):
-            data = self._memory[base + offset : base + offset + spec.nbytes]
-            views.append(data.view(tensor.dtype).view(tensor.shape))
-        return views
+    def _view(self, index: int) -> Tensor:
+        """A piece where it lies packed in the slot (staged)."""
+        tensor = self._tensors[index]
+        start = self._slots.data(0) + self._layout.offsets[index]
+        data = self._memory[start : start + tensor.nbytes]
+        return data.view(tensor.dtype).view(tensor.shape)
 
     def _repoint(self, slot: int) -> None:
         base = self._slots.data(slot)
-        repoint(
-            [self._tensors[i] for i in self._moved],
-            self._memory,
-            [base + self._offsets[i] for i in self._moved],
-        )
+        pairs = [
+            (storage, base + start)
+            for same, start in zip(self._storages, self._layout.storages, strict=True)
+            for storage in same
+        ]
+        repoint([s for s, _ in pairs], self._memory, [at for _, at in pairs])
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy to the first of each pair, exactly."""
+    # Inference mode may write inference tensors, leaves and plain tensors alike.
+    with torch.inference_mode():
+        for target, source in pairs:
+            carried(target.detach()).copy_(carried(source))
 
 
 def check_mode(mode: Mode, registered: Registered) -> None:
-    """Refuse tensors whose storage a mode could not exchange."""
+    """Refuse storages that cost a mode much more than is received into them.
+
+    A small view of a large storage would need a window as large as that storage.
+    """
     if mode is Mode.STAGED:
         return
-    for spec, tensor in zip(
-        registered.manifest.tensors, registered.tensors, strict=True
+    manifest = registered.manifest
+    filled = [0] * len(registered.storages)
+    for index, tensor in enumerate(registered.tensors):
+        if manifest.roots[index] == index and tensor.nbytes:
+            filled[manifest.places[index].storage] += tensor.nbytes
+    for number, (nbytes, size) in enumerate(
+        zip(filled, manifest.storages, strict=True)
     ):
-        whole = tensor.untyped_storage().nbytes() == spec.nbytes
-        if spec.nbytes and not (whole and tensor.is_contiguous()):
-            message = (
-                f"{spec.name!r}: mode {mode.value!r} exchanges whole storages, but "
-                f"this tensor of {spec.nbytes} bytes is part of a storage of "
-                f"{tensor.untyped_storage().nbytes()} or is not contiguous; use mode "
-                "'staged' for it"
+        if 2 * nbytes < size:
+            raise UnsupportedError(
+                f"{_labels_in(registered, number)}: mode {mode.value!r} exchanges "
+                f"whole storages, but what is pushed fills only {nbytes} of the {size} "
+                f"bytes of this one, less than half; use mode 'staged' for it"
             )
-            raise UnsupportedError(message)
+
+
+def _labels_in(registered: Registered, storage: int) -> str:
+    places = registered.manifest.places
+    pairs = zip(registered.labels, places, registered.tensors, strict=True)
+    labels = [
+        label
+        for label, place, tensor in pairs
+        if place.storage == storage and tensor.nbytes
+    ]
+    rest = len(labels) - LISTED
+    return ", ".join(labels[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def check_writable(registered: Registered) -> None:
     """Refuse tensors in memory that cannot be written, naming the first."""
-    index = first_unwritable(registered.tensors)
+    index = first_unwritable([_extent(tensor) for tensor in registered.tensors])
     if index >= 0:
-        raise _unwritable(registered.manifest.names[index])
+        raise _unwritable(registered.labels[index])
 
 
-def _unwritable(name: str) -> PlanError:
-    return PlanError(f"{name!r}: its memory cannot be written (read-only pages)")
+def _extent(tensor: Tensor) -> Tensor:
+    """View everything from the first to the last element of a tensor."""
+    if tensor.is_contiguous():
+        return tensor
+    begin = int(tensor.storage_offset())
+    size = memory_end(tensor) // tensor.itemsize - begin
+    return tensor.detach().as_strided((size,), (1,))
+
+
+def _unwritable(label: str) -> PlanError:
+    return PlanError(f"{label}: its memory cannot be written (read-only pages)")

@@ -256,6 +256,15 @@ class Window:
         if hasattr(self._window, "connect"):
             self._window.connect(list(peers))
 
+    def prepare(self, runs: Tensor, peer: int) -> None:
+        """Do now what the first ``put_many`` of these runs would do, such as touching.
+
+        Raises PlanError when a run leaves the window.
+        """
+        self._check_open()
+        if hasattr(self._window, "prepare"):
+            self._window.prepare(runs, peer)
+
     def copy_out(self, tensors: Sequence[Tensor], runs: Tensor) -> Operation:
         """Copy runs of this rank's own window into tensors."""
         return self._copy(tensors, runs, to_window=False)

@@ -10,6 +10,8 @@ using shm::Code;
 // Up to here an asynchronous copy is carried out by its caller: it takes less than the
 // switch to another thread, 10 us or more.
 constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+// Runs that are so close have no whole page between them.
+constexpr std::uint64_t kPageBytes = 4096;
 
 std::string bytes(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 
@@ -68,6 +70,12 @@ Memory memory_of(const at::Tensor& tensor, bool written) {
           total > skipped ? total - skipped : 0};
 }
 
+void check_table(const at::Tensor& table) {
+  check(table.dim() == 2 && table.size(1) == kRunColumns && table.is_contiguous() &&
+            table.scalar_type() == at::kLong && table.device().is_cpu(),
+        Code::kInvalid, "runs must be a contiguous int64 CPU tensor of shape (n, 7)");
+}
+
 struct Table {
   std::vector<shm::Run> runs;
   std::uint64_t nbytes = 0;
@@ -76,9 +84,7 @@ struct Table {
 // Checks every run against both sides before any byte moves.
 Table resolve(const std::vector<at::Tensor>& tensors, const at::Tensor& table,
               std::byte* window, std::uint64_t window_nbytes, bool to_window) {
-  check(table.dim() == 2 && table.size(1) == kRunColumns && table.is_contiguous() &&
-            table.scalar_type() == at::kLong && table.device().is_cpu(),
-        Code::kInvalid, "runs must be a contiguous int64 CPU tensor of shape (n, 7)");
+  check_table(table);
   std::vector<Memory> memory;
   memory.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
@@ -172,13 +178,35 @@ WindowShm::Mapped WindowShm::mapped(int peer) {
         });
   Peer& other = peers_[static_cast<std::size_t>(peer)];
   if (!other.segment) {
-    other.segment = unwrap(shm::Segment::open(entry.memory, shm::Populate::kYes));
+    other.segment = unwrap(shm::Segment::open(entry.memory, shm::Populate::kNo));
   }
   return {other.segment->data() + entry.offset, entry, other.segment};
 }
 
 void WindowShm::connect(const std::vector<int64_t>& peers) {
   for (const int64_t peer : peers) mapped(checked(peer));
+}
+
+void WindowShm::prepare(const at::Tensor& runs, int64_t dst) {
+  const Mapped window = mapped(checked(dst));
+  check_table(runs);
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;
+  const auto* row = runs.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < runs.size(0); ++i, row += kRunColumns) {
+    check(fits(row[2], row[3], row[4], row[6], window.entry.nbytes), Code::kInvalid,
+          [&] { return "run " + std::to_string(i) + " leaves the window"; });
+    const auto start = static_cast<std::uint64_t>(row[2]);
+    const auto length = static_cast<std::uint64_t>((row[3] - 1) * row[6] + row[4]);
+    if (row[3] > 0 && row[4] > 0) extents.emplace_back(start, start + length);
+  }
+  std::sort(extents.begin(), extents.end());
+  for (std::size_t i = 0; i < extents.size();) {
+    auto [start, stop] = extents[i];
+    while (++i < extents.size() && extents[i].first <= stop + kPageBytes) {
+      stop = std::max(stop, extents[i].second);
+    }
+    window.segment->populate(window.entry.offset + start, stop - start);
+  }
 }
 
 int64_t WindowShm::peer_nbytes(int64_t peer) {

@@ -193,6 +193,14 @@ Result<std::shared_ptr<Segment>> Segment::create(std::size_t nbytes,
       new Segment(data.value(), nbytes, fd.release(), info.st_ino));
 }
 
+void Segment::populate(std::size_t offset, std::size_t nbytes) const {
+  if (nbytes == 0 || offset >= nbytes_) return;
+  static const auto kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t first = offset / kPage * kPage;
+  const std::size_t last = std::min(nbytes_, offset + std::min(nbytes, nbytes_));
+  (void)::madvise(data_ + first, last - first, MADV_POPULATE_WRITE);
+}
+
 Result<std::shared_ptr<Segment>> Segment::open(const Locator& locator,
                                                Populate populate) {
   char path[64];

@@ -42,6 +42,10 @@ class Segment {
   static Result<std::shared_ptr<Segment>> open(const Locator& locator,
                                                Populate populate);
 
+  // Makes the pages present that hold these bytes, so that nobody waits for them later.
+  // Only a hint: where the kernel will not, they come at first touch.
+  void populate(std::size_t offset, std::size_t nbytes) const;
+
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;

@@ -7,10 +7,12 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "test_support.h"
 
@@ -51,6 +53,27 @@ TEST(Segment, CannotChangeItsSize) {
   EXPECT_EQ(EPERM, errno);
   EXPECT_EQ(-1, ::ftruncate(fd_of(*segment), 2 * kMiB));
   EXPECT_EQ(-1, ::fcntl(fd_of(*segment), F_ADD_SEALS, F_SEAL_WRITE));
+}
+
+std::size_t resident_pages(const Segment& segment) {
+  std::vector<unsigned char> pages(segment.nbytes() / 4096 + 1);
+  EXPECT_EQ(0, ::mincore(segment.data(), segment.nbytes(), pages.data()));
+  return static_cast<std::size_t>(
+      std::count_if(pages.begin(), pages.end(), [](auto page) { return page & 1; }));
+}
+
+TEST(Segment, PopulatesThePagesThatHoldBytes) {
+  const auto segment = created(kMiB + 100);
+  segment->populate(4095, 2);
+  EXPECT_EQ(2U, resident_pages(*segment));
+  segment->populate(10 * 4096, 4096);
+  EXPECT_EQ(3U, resident_pages(*segment));
+  segment->populate(kMiB, kMiB);  // what is beyond the end is left out
+  EXPECT_EQ(4U, resident_pages(*segment));
+  segment->populate(0, 0);
+  segment->populate(2 * kMiB, 1);
+
+  EXPECT_EQ(4U, resident_pages(*segment));
 }
 
 TEST(Segment, IsNotInheritedByOtherPrograms) {

@@ -108,12 +108,14 @@ def close(*children: Child) -> float:
 async def trainer(
     control: Control, address: str, rank: int, world_size: int, numel: int
 ) -> None:
-    """A trainer rank that pushes ``w``, every byte of it the version."""
-    source = torch.zeros(numel, dtype=torch.uint8)
+    """A trainer rank that pushes its part of ``w``, every byte of it the version."""
+    part = numel // world_size
+    source = torch.zeros(part, dtype=torch.uint8)
+    shard = weightsync.Shard(source, global_shape=(numel,), offsets=(rank * part,))
 
     async def push(version: int, **options: Any) -> Any:
         source.fill_(version)
-        return await transport.push({"w": source}, version=version, **options)
+        return await transport.push({"w": shard}, version=version, **options)
 
     async with weightsync.Trainer(
         address, rank=rank, world_size=world_size, timeout=20

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 # Forked from a server that has imported everything already and has no threads: as
 # separate as spawned processes, and started in milliseconds instead of seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "weightsync", "weightsync.backend"])
+CONTEXT.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",  # which FSDP2 and DTensor import when they are used first
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "weightsync",
+        "weightsync.backend",
+    ]
+)
 
 
 class ChildError(Exception):

@@ -97,13 +97,30 @@ async def test_different_values_for_one_storage_are_refused(trainers: int) -> No
     assert EMBEDDING.tolist() == weights["h"].tolist()
 
 
-async def test_ties_that_no_rank_can_compare_are_refused() -> None:
+async def test_values_under_tied_names_are_compared_between_ranks() -> None:
     weights = tied()
     async with open_job(2) as job:
-        await job.join_one(weights)
-        outcomes = await job.outcomes({"e": EMBEDDING}, {"h": EMBEDDING.clone()})
+        generator = await job.join_one(weights)
+        outcomes = await job.outcomes({"e": EMBEDDING}, {"h": EMBEDDING + 100})
+        before = weights["e"].tolist()
+        await job.deliver(generator, {"e": EMBEDDING}, {"h": EMBEDDING.clone()})
 
     assert [weightsync.PlanError] * 2 == [type(error) for error in outcomes]
+    assert all("'e' on trainer rank 0 and 'h'" in str(error) for error in outcomes)
+    assert [[-777.0] * 3] * 5 == before
+    assert EMBEDDING.tolist() == weights["h"].tolist()
+
+
+async def test_ties_that_are_cut_differently_are_refused() -> None:
+    weights = tied()
+    half = weightsync.Shard(EMBEDDING[:3], global_shape=(5, 3), offsets=(0, 0))
+    rest = weightsync.Shard(EMBEDDING[3:], global_shape=(5, 3), offsets=(3, 0))
+    async with open_job(2) as job:
+        await job.join_one(weights)
+        outcomes = await job.outcomes({"e": EMBEDDING, "h": half}, {"h": rest})
+
+    assert [weightsync.PlanError] * 2 == [type(error) for error in outcomes]
+    assert all("cannot be compared" in str(error) for error in outcomes)
     assert [[-777.0] * 3] * 5 == weights["e"].tolist()
 
 

@@ -239,3 +239,22 @@ def test_a_cancelled_asyncio_task_and_an_asyncio_timeout_leave_no_task(
     asyncio.run(main())
 
     assert [] == unhandled
+
+
+@both_backends
+def test_a_transport_that_is_left_by_a_cancellation_closes_everything(
+    backend: str, address: str
+) -> None:
+    async def main() -> None:
+        before = census()
+        for _ in range(3):
+            with anyio.move_on_after(0.05):
+                async with _job(address, MIB):
+                    await anyio.sleep_forever()
+            gc.collect()  # warns of a listener, and of a channel, that is not closed
+        after = census()
+
+        assert after.descriptors - before.descriptors <= 2
+        assert after.threads - before.threads <= 2
+
+    anyio.run(main, backend=backend)

@@ -120,7 +120,7 @@ async def test_an_error_names_the_rank_that_only_one_rank_can_see() -> None:
     "given",
     [
         {"w": torch.ones(3), 5: torch.ones(3)},
-        [("w", torch.ones(3))],
+        [torch.ones(3)],
         torch.ones(3),
         None,
     ],

@@ -41,7 +41,11 @@ class Blob(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
-Message = Ping | Blob
+class Kept(msgspec.Struct, frozen=True, tag=True, dict=True):
+    data: bytes
+
+
+Message = Ping | Blob | Kept
 
 
 async def echo(body: bytes, channel: Channel[Any]) -> None:
@@ -396,6 +400,20 @@ async def test_a_peer_that_leaves_is_an_error_that_names_it() -> None:
         await client.aclose()
         with pytest.raises(PeerError, match="trainer rank 3 closed the connection"):
             await server.receive()
+
+
+async def test_a_message_for_many_is_encoded_once() -> None:
+    data = os.urandom(3_000_001)
+    message, found = Kept(data), []
+    async with pair() as first, pair() as second:
+        for client, server in (first, second, first):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.send, message)
+                found.append(await server.receive())
+
+    assert [Kept(data)] * 3 == found
+    assert channel_module.frame(message, 1) is channel_module.frame(message, 1)
+    assert "frame" not in msgspec.structs.replace(message, data=b"").__dict__
 
 
 async def test_a_peer_that_leaves_in_the_middle_of_a_message_is_an_error() -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from weightsync.hub import Hub
 from weightsync.messages import (
+    Agree,
+    Agreed,
     Arrived,
     Commit,
     Delivered,
@@ -22,6 +24,7 @@ from weightsync.messages import (
     RankHello,
     ReplicaHello,
     Stop,
+    Terms,
 )
 from weightsync.peer import MessageStream, Peer, local_pair
 from weightsync.pool import Members
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-MANIFEST = Manifest((TensorSpec("w", "float32", (4,), Box((0,), (4,))),))
+MANIFEST = Manifest.of((TensorSpec("w", "float32", (4,), Box((0,), (4,))),))
 DIGEST = bytes(16)
-EXPECT = Expect(1, 1, DIGEST, DIGEST)
+EXPECT = Expect(1, 1, DIGEST)
 DISCARD = Discard(1, ((1,),))
 
 
@@ -133,8 +136,11 @@ async def _moving(
     members.linked(0, replica.link)
     members.linked(None, replica.link)
     members.credited(replica, 0)
-    request = PushRequest(1, None, False, "wait", "any", 5.0, MANIFEST.digest, MANIFEST)
+    request = PushRequest(1, Terms(), 5.0, MANIFEST.digest, MANIFEST)
     pushes.request(0, request)
+    agree = await _next(trainer_end, Agree)
+    for rank in (0, None):
+        members.agreed(replica, rank, Agreed(replica.link, agree.number, DIGEST))
     await _next(trainer_end, Put)
     pushes.cancel(0, 1)
     await _next(trainer_end, Stop)

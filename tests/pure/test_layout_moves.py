@@ -10,16 +10,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
+from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from weightsync.errors import (
     PlanError,
     UnsupportedError,
 )
+from weightsync.fit import check
 from weightsync.layout import Captured, capture, register
-from weightsync.plan import Plan, check, make_plan, slot_layout
+from weightsync.placements import strided_shard
+from weightsync.plan import Plan, make_plan, slot_layout
 from weightsync.spec import Box
 
 if TYPE_CHECKING:
@@ -66,9 +72,12 @@ def moved(
 def rank_of(rank: int, *shape: int) -> Iterator[DeviceMesh]:
     """Be one rank of a mesh; nothing is communicated."""
     world = torch.Size(shape).numel()
+    # It remembers meshes, which do not tell ranks apart.
+    _clear_sharding_prop_cache()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
-        yield init_device_mesh("cpu", shape)
+        names = tuple(f"dim{dim}" for dim in range(len(shape)))
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
 
@@ -205,13 +214,47 @@ def test_partial_placements_and_unfinished_communication_are_refused() -> None:
                     take({"w": value})
 
 
-def test_interleaved_placements_are_refused_for_now() -> None:
-    from torch.distributed.tensor.placement_types import _StridedShard
+@pytest.mark.parametrize("rows", [1, 5, 7, 12])
+def test_fsdp_over_tensor_parallel_is_put_together(rows: int) -> None:
+    full = torch.arange(rows * 2.0).view(rows, 2)
+    trainers: list[Captured] = []
+    for rank in range(6):
+        with rank_of(rank, 3, 2) as mesh:
+            layer = torch.nn.Linear(2, rows, bias=False)
+            layer.weight.data.copy_(full)
+            model = torch.nn.Sequential(layer)
+            plan = {"0": ColwiseParallel()}
+            parallelize_module(model, mesh["dim1"], plan, src_data_rank=None)
+            fully_shard(model, mesh=mesh["dim0"])
+            trainers.append(capture(model.named_parameters()))
+    plan, held = moved(trainers, {"0.weight": torch.zeros_like(full)})
 
-    with rank_of(0, 2, 2) as mesh:
-        placements = [_StridedShard(0, split_factor=2), ShardPlacement(0)]
+    assert same(full, held["0.weight"])
+    assert full.nbytes == sum(plan.nbytes(*pair) for pair in plan.pairs)
+
+
+def test_rows_that_are_apart_are_several_pieces() -> None:
+    full = torch.arange(12.0).view(6, 2)
+    trainers: list[Captured] = []
+    for rank in range(2):
+        with rank_of(rank, 2) as mesh:
+            placements = [strided_shard(0, split_factor=3)]
+            local = full[rank::2].clone()
+            value = DTensor.from_local(local, mesh, placements)
+            trainers.append(capture({"w": value}))
+            assert local.data_ptr() == trainers[-1].tensors[0].data_ptr()
+    _, held = moved(trainers, {"w": torch.zeros_like(full)})
+
+    assert ("w", "w", "w") == trainers[1].manifest.names
+    assert same(full, held["w"])
+
+
+def test_an_order_of_cuts_that_placements_do_not_tell_is_refused() -> None:
+    with rank_of(1, 2, 2) as mesh:
+        placements = [ShardPlacement(0), ShardPlacement(0)]
         value = DTensor.from_local(torch.ones(2, 1), mesh, placements)
-        with pytest.raises(UnsupportedError, match="'w': DTensor placement"):
+        value._spec.shard_order = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+        with pytest.raises(UnsupportedError, match=r"'w'.*with the order"):
             capture({"w": value})
 
 

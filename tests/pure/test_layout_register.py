@@ -58,7 +58,7 @@ def test_destinations_that_are_one_tensor_are_tied() -> None:
         {"e": e, "h": torch.nn.Parameter(e), "v": e.as_strided((5, 1), (1, 7))}
     )
 
-    assert [None, "e", "e"] == [t.tied for t in registered.manifest.tensors]
+    assert [None, 0, 0] == [t.tied for t in registered.manifest.tensors]
 
 
 def test_empty_destinations_are_never_tied() -> None:
@@ -204,9 +204,9 @@ def test_overlap_is_found_exactly_where_elements_coincide(
 
 def test_thousands_of_small_tensors_are_described_quickly() -> None:
     state_dict = {f"layers.{i}.weight": torch.zeros(256) for i in range(5000)}
-    start = time.perf_counter()
+    start = time.process_time()
     captured, registered = capture(state_dict), register(state_dict)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
 
     assert captured.manifest == registered.manifest
     assert seconds < 1.0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightsync.errors import DtypeError, PlanError
-from weightsync.plan import Plan, check, make_plan
+from weightsync.fit import check
+from weightsync.plan import Plan, make_plan
 from weightsync.spec import Box, Manifest, TensorSpec
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def whole(
-    name: str, *shape: int, dtype: str = "float32", tied: str | None = None
+    name: str, *shape: int, dtype: str = "float32", tied: int | None = None
 ) -> TensorSpec:
     return TensorSpec(name, dtype, shape, Box((0,) * len(shape), shape), tied)
 
@@ -31,7 +32,7 @@ def part(
 
 
 def manifests(*ranks: Sequence[TensorSpec]) -> list[Manifest]:
-    return [Manifest(tuple(rank)) for rank in ranks]
+    return [Manifest.of(tuple(rank)) for rank in ranks]
 
 
 def checked(
@@ -151,20 +152,20 @@ def test_a_gap_in_what_trainers_hold_is_named() -> None:
             [part("w", (5, 2), (0, 0), (2, 2))], [part("w", (5, 2), (3, 0), (2, 2))]
         ),
         manifests(
-            [part("w", (5, 2), (3, 0), (2, 2))], [part("w", (5, 2), (1, 0), (4, 2))]
+            [part("w", (5, 2), (1, 0), (4, 2))], [part("w", (5, 2), (1, 0), (4, 2))]
         ),
     )
 
     assert (
-        "'w': the trainers hold 6 of the 8 elements of box [1:5, 0:2] of "
-        "replica 'gen-0' rank 1" == message
+        "'w': no trainer holds [2:3, 0:2] of box [1:5, 0:2] of "
+        "replica 'gen-0' rank 0" == message
     )
 
 
 def test_a_tensor_that_no_trainer_holds_a_piece_of_is_a_gap() -> None:
     trainers = manifests([part("w", (5, 2), (0, 0), (0, 2))])
 
-    assert "hold 0 of the 10 elements" in refused(
+    assert "no trainer holds [0:5, 0:2]" in refused(
         trainers, manifests([whole("w", 5, 2)])
     )
 
@@ -188,3 +189,66 @@ def test_boxes_that_overlap_without_being_equal_are_named(
     message = refused(trainers, manifests([whole("w", 5, 4)]))
     assert "overlap without being equal" in message
     assert message.startswith(f"'w': box {first} of trainer rank 0 and box ")
+
+
+def test_rows_that_two_trainers_hold_are_named() -> None:
+    trainers = manifests(
+        [part("w", (5, 4), (0, 0), (3, 4))], [part("w", (5, 4), (2, 0), (3, 4))]
+    )
+
+    assert refused(trainers, manifests([whole("w", 5, 4)])).endswith("in [2:3, 0:4]")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (Box((0, 0), (2, 4)), Box((3, 0), (2, 4)), "none holds [2:3, 0:4] of global"),
+        (Box((0, 0), (5, 1)), Box((0, 3), (5, 1)), "none holds [0:5, 1:3] of global"),
+        (Box((0, 0), (3, 4)), Box((2, 0), (3, 4)), "without being equal, in [2:3, 0:4"),
+    ],
+)
+def test_ranks_of_a_replica_cut_a_tensor_without_gaps_and_overlaps(
+    first: Box, second: Box, message: str
+) -> None:
+    replica = manifests(
+        *[[TensorSpec("w", "float32", (5, 4), b)] for b in (first, second)]
+    )
+
+    assert message in refused(manifests([whole("w", 5, 4)]), replica)
+
+
+def test_ranks_of_a_replica_may_all_want_the_same_part() -> None:
+    rows = part("w", (5, 4), (0, 0), (3, 4))
+    plan = checked(manifests([whole("w", 5, 4)]), manifests([rows], [rows]))
+
+    assert [48, 48] == [plan.nbytes(0, rank) for rank in range(2)]
+
+
+def test_casts_are_an_error_unless_asked_for_and_between_floats() -> None:
+    trainers = manifests([whole("w", 2)])
+    for dtype in ("int32", "complex64", "float8_e8m0fnu"):
+        with pytest.raises(DtypeError, match=f"float32 on trainer rank 0 and {dtype}"):
+            check(
+                trainers,
+                manifests([whole("w", 2, dtype=dtype)]),
+                replica_name="gen-0",
+                cast=True,
+            )
+    fit = check(
+        trainers,
+        manifests([whole("w", 2, dtype="float8_e4m3fn")]),
+        replica_name="gen-0",
+        cast=True,
+    )
+
+    assert 2 == fit.nbytes
+
+
+def test_a_cast_does_not_excuse_another_shape() -> None:
+    with pytest.raises(PlanError, match="global shape"):
+        check(
+            manifests([whole("w", 2)]),
+            manifests([whole("w", 2, 1, dtype="bfloat16")]),
+            replica_name="gen-0",
+            cast=True,
+        )

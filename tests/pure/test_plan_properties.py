@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
-from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightsync import plan as plan_module
-from weightsync.plan import Plan, Run, check, make_plan, slot_layout
+from weightsync.fit import check
+from weightsync.plan import (
+    Plan,
+    Run,
+    make_plan,
+    sent_bytes,
+    slot_layout,
+    sum_of_digests,
+)
 from weightsync.runs import copy_runs
 from weightsync.spec import ITEMSIZE, Box, Manifest, TensorSpec
 
@@ -21,13 +27,13 @@ SENTINEL = 0xA5
 
 
 def whole(
-    name: str, *shape: int, dtype: str = "float32", tied: str | None = None
+    name: str, *shape: int, dtype: str = "float32", tied: int | None = None
 ) -> TensorSpec:
     return TensorSpec(name, dtype, shape, Box((0,) * len(shape), shape), tied)
 
 
 def manifests(*ranks: Sequence[TensorSpec]) -> list[Manifest]:
-    return [Manifest(tuple(rank)) for rank in ranks]
+    return [Manifest.of(tuple(rank)) for rank in ranks]
 
 
 def checked(
@@ -140,14 +146,13 @@ def pushes(draw: st.DrawFn) -> tuple[list[Manifest], list[Manifest]]:
     return manifests(*trainers), manifests(*replica)
 
 
-@given(pushes(), st.sampled_from([1, 16, 1 << 20]))
+@given(pushes())
 @settings(deadline=None)
 def test_every_byte_arrives_exactly_once(
-    push: tuple[list[Manifest], list[Manifest]], split: int
+    push: tuple[list[Manifest], list[Manifest]],
 ) -> None:
     trainers, replica = push
-    with mock.patch.object(plan_module, "SPLIT_BYTES", split):
-        plan = checked(trainers, replica)
+    plan = checked(trainers, replica)
     slots, counts = execute(plan, trainers, replica)
 
     for rank, manifest in enumerate(replica):
@@ -200,13 +205,12 @@ def test_a_part_of_a_box_is_copied_exactly(
     assert expected == actual
 
 
-@given(pushes(), st.sampled_from([1, 1 << 20]))
+@given(pushes())
 @settings(deadline=None)
 def test_no_two_runs_could_be_one(
-    push: tuple[list[Manifest], list[Manifest]], split: int
+    push: tuple[list[Manifest], list[Manifest]],
 ) -> None:
-    with mock.patch.object(plan_module, "SPLIT_BYTES", split):
-        plan = make_plan(*push)
+    plan = make_plan(*push)
     flat = [found for found in all_runs(plan) if found[2].rows == 1]
     starts = {
         (trainer, generator, run.source, run.source_offset, run.target_offset)
@@ -239,12 +243,45 @@ def test_bytes_of_a_pair_are_those_of_its_runs(
 def test_holders_of_the_same_share_the_work(holders: int, rows: list[int]) -> None:
     tensors = [whole(f"t{i}", size, 8, dtype="int8") for i, size in enumerate(rows)]
     trainers, replica = manifests(*[tensors] * holders), manifests(tensors)
-    with mock.patch.object(plan_module, "SPLIT_BYTES", 1024):
-        plan = checked(trainers, replica)
+    plan = checked(trainers, replica)
     loads = [plan.nbytes(rank, 0) for rank in range(holders)]
 
     assert sum(rows) * 8 == sum(loads)
-    assert max(loads) - min(loads) <= 1024 + 8 * len(rows)
+    assert max(loads) - min(loads) <= 8 * max(rows)
+
+
+@given(pushes())
+@settings(deadline=None)
+def test_ranks_that_plan_for_themselves_agree(
+    push: tuple[list[Manifest], list[Manifest]],
+) -> None:
+    trainers, replica = push
+    plan = make_plan(trainers, replica)
+    rows = [make_plan(*push, trainer=rank) for rank in range(len(trainers))]
+    columns = [make_plan(*push, generator=rank) for rank in range(len(replica))]
+
+    for pair in plan.pairs:
+        assert plan.runs(*pair) == rows[pair[0]].runs(*pair)
+        assert plan.runs(*pair) == columns[pair[1]].runs(*pair)
+    assert plan.digest == sum_of_digests([mine.digest for mine in rows])
+    assert plan.digest == sum_of_digests([mine.digest for mine in columns])
+    sent = [sum(mine.nbytes(*pair) for pair in mine.pairs) for mine in rows]
+    assert sent == sent_bytes(trainers, replica)
+
+
+@given(pushes())
+@settings(deadline=None)
+def test_a_name_comes_from_one_copy_only(
+    push: tuple[list[Manifest], list[Manifest]],
+) -> None:
+    trainers, replica = push
+    plan = make_plan(trainers, replica)
+    senders: dict[tuple[str, Box], set[int]] = {}
+    for trainer, _, run in all_runs(plan):
+        piece = trainers[trainer].tensors[run.source]
+        senders.setdefault((piece.name, piece.box), set()).add(trainer)
+
+    assert all(len(ranks) == 1 for ranks in senders.values())
 
 
 @given(pushes())
@@ -253,7 +290,7 @@ def test_the_digest_depends_on_nothing_but_the_manifests(
     push: tuple[list[Manifest], list[Manifest]],
 ) -> None:
     trainers, replica = push
-    again = [Manifest(manifest.tensors) for manifest in trainers]
+    again = [Manifest.of(manifest.tensors) for manifest in trainers]
 
     assert make_plan(trainers, replica).digest == make_plan(again, replica).digest
     assert 16 == len(make_plan(trainers, replica).digest)

@@ -1,4 +1,4 @@
-"""Names of tensors: wrapper prefixes removed, patterns of names to ignore."""
+"""Names as torch gives them: wrapper prefixes removed, patterns of names to ignore."""
 
 from __future__ import annotations
 
