@@ -10,6 +10,9 @@ fraction of the answer's positions that hold the right digit.
        ^                                                          |
        +------ samples, each with its version: bounded queue -----+
 
+With --fsdp each trainer rank holds and pushes a shard of every tensor. With --fused
+the generators hold q, k and v in one tensor. Nothing is gathered for a push.
+
 Nobody waits for a round to end: a generator samples with the version it has until
 the next one is whole. So samples are a few versions old when they are trained on.
 The importance ratio of GRPO corrects for that; samples too old are dropped.
@@ -46,22 +49,29 @@ import anyio
 import anyio.to_thread
 import torch
 import torch.distributed as dist
+from fused_qwen3 import fuse
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import pad
 from torch.nn.utils import clip_grad_norm_
 
 import weightsync
 import weightsync.blocking
+import weightsync.names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.queues import Queue
 
     from torch import Tensor
     from torch.nn import Module
+    from transformers import Qwen3ForCausalLM
+
+    from weightsync.names import Rule
 
 SPAWN = multiprocessing.get_context("spawn")
 PATIENCE = 60.0  # seconds that any process waits for another
@@ -79,9 +89,15 @@ def option(default: Any, meaning: str, **settings: Any) -> Any:
 class Options:
     """The command line: one field, one option."""
 
-    steps: int = option(400, "training steps; each ends in a push of a new version")
+    steps: int = option(250, "training steps; each ends in a push of a new version")
     trainers: int = option(1, "trainer processes; gradients are averaged over them")
     generators: int = option(2, "generator processes, each a replica of the model")
+    fsdp: bool = option(
+        False, "shard the model over the trainers, two at least", action="store_true"
+    )
+    fused: bool = option(
+        False, "fuse projections in the generators' model", action="store_true"
+    )
     digits: int = option(4, "digits to sort")
     prompts: int = option(16, "different prompts in a batch")
     group: int = option(16, "answers to each prompt; GRPO compares them")
@@ -120,13 +136,18 @@ def parse_options() -> Options:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for each in fields(Options):
-        settings = {"type": type(each.default), **each.metadata}
+        settings = dict(each.metadata)
+        if "action" not in settings:
+            settings["type"] = type(each.default)
         if each.default != "":
             settings["help"] += f" (default: {each.default})"
         flag = "--" + each.name.replace("_", "-")
         parser.add_argument(flag, default=each.default, **settings)
+    chosen = vars(parser.parse_args())
+    if chosen["fsdp"]:
+        chosen["trainers"] = max(2, chosen["trainers"])
     try:
-        return Options(**vars(parser.parse_args()))
+        return Options(**chosen)
     except ValueError as error:
         parser.error(str(error))
 
@@ -164,7 +185,7 @@ class Batch:
 # Model
 
 
-def build_model(options: Options) -> Module:
+def build_model(options: Options) -> Qwen3ForCausalLM:
     """A small language model with random weights."""
     # Imported here, for it takes seconds and the main process has no model.
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -251,9 +272,14 @@ async def sample_forever(
 async def generate(index: int, reports: Connection, job: Job) -> None:
     """Sample and take new versions in, both at once, until the trainers close."""
     model = build_model(job.options)  # random, and unlike the trainer's
+    rules: Sequence[Rule] = ()
+    if job.options.fused:
+        fuse(model)
+        rules = weightsync.names.qwen3(model.config)
     async with weightsync.Generator(
         job.weights_address,
         model.state_dict(),
+        names=rules,
         replica=f"gen-{index}",
         rank=0,
         world_size=1,
@@ -323,6 +349,14 @@ def importance_ratio(model: Module, batch: Batch, digits: int) -> Tensor:
     return (logprobs - torch.tensor(batch.logprobs)).exp()
 
 
+def shard(model: Qwen3ForCausalLM) -> None:
+    """Keep this rank's part of each parameter, and gather a layer when it runs."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def average_gradients(model: Module) -> None:
     """Each trainer has seen other samples; their mean is the gradient."""
     for parameter in model.parameters():
@@ -341,7 +375,8 @@ def train_step(
     loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    average_gradients(model)
+    if not options.fsdp:  # which averages them itself
+        average_gradients(model)
     clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return float((ratio.detach() - 1).abs().max())
@@ -369,6 +404,8 @@ def train(
     """Take samples, make a step, push; again and again."""
     options = job.options
     model = build_model(options)
+    if options.fsdp:
+        shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate)
     push(transport, model, 1, "wait")  # version 1 is the random start
     skipped = 0
