@@ -85,9 +85,10 @@ TEST_P(CopySizes, AreExactInALargeBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AroundThresholds, CopySizes,
-                         testing::Values(0, 1, 63, 64, 65, 255, 256, 257, 4095, 4096,
-                                         4097, kMiB - 1, kMiB, kMiB + 1, 4 * kMiB - 1,
-                                         4 * kMiB, 4 * kMiB + 1, 5 * kMiB + 13),
+                         testing::Values(0, 1, 63, 64, 65, 128, 511, 512, 513, 4095,
+                                         4096, 4097, kMiB - 1, kMiB, kMiB + 1,
+                                         4 * kMiB - 1, 4 * kMiB, 4 * kMiB + 1,
+                                         5 * kMiB + 13),
                          testing::PrintToStringParamName());
 
 struct Rows {
@@ -110,32 +111,38 @@ TEST_P(CopyRows, MovesTheRowsAndNothingBetween) {
                 expected.data() + row * target_stride);
   }
   Ballast ballast;
-  for (const int threads : {1, 3}) {
-    for (const bool large : {false, true}) {
-      Bytes target(expected.size(), kUntouched);
-      Runs runs{{source.data(), target.data(), shape.rows, shape.row_bytes,
-                 source_stride, target_stride}};
-      // Pieces of the ballast would write the same bytes at once.
-      if (large && threads == 1) runs.push_back(ballast.run());
+  for (const std::size_t to : {0, 24}) {
+    for (const int threads : {1, 3}) {
+      for (const bool large : {false, true}) {
+        Bytes target(expected.size() + 128, kUntouched);
+        std::byte* const at = aligned(target) + to;
+        Runs runs{{source.data(), at, shape.rows, shape.row_bytes, source_stride,
+                   target_stride}};
+        // Pieces of the ballast would write the same bytes at once.
+        if (large && threads == 1) runs.push_back(ballast.run());
 
-      ASSERT_TRUE(copy(runs, threads));
+        ASSERT_TRUE(copy(runs, threads));
 
-      EXPECT_TRUE(expected == target) << threads << " threads";
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), at))
+            << threads << " threads to " << to;
+        EXPECT_TRUE(all_untouched(target.data(), at));
+        EXPECT_TRUE(all_untouched(at + expected.size(), target.data() + target.size()));
+      }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CopyRows,
-                         testing::Values(Rows{1, 5, 3, 1}, Rows{1000, 1, 1, 2},
-                                         Rows{333, 63, 1, 0}, Rows{200, 64, 64, 0},
-                                         Rows{100, 4096, 0, 1},
-                                         Rows{3000, 3000, 500, 7},
-                                         Rows{3, kMiB + 1, 5, 3},
-                                         Rows{2, 4 * kMiB + 9, 0, 64}),
-                         [](const auto& each) {
-                           return std::to_string(each.param.rows) + "Of" +
-                                  std::to_string(each.param.row_bytes);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, CopyRows,
+    testing::Values(Rows{1, 5, 3, 1}, Rows{1000, 1, 1, 2}, Rows{333, 63, 1, 0},
+                    Rows{200, 64, 64, 0}, Rows{99, 320, 64, 64}, Rows{99, 511, 1, 0},
+                    Rows{99, 520, 8, 0}, Rows{100, 4096, 0, 1}, Rows{20, 65536, 64, 0},
+                    Rows{20, 65600, 64, 64}, Rows{3000, 3000, 500, 7},
+                    Rows{3, kMiB + 1, 5, 3}, Rows{2, 4 * kMiB + 9, 0, 64}),
+    [](const auto& each) {
+      return std::to_string(each.param.rows) + "Of" +
+             std::to_string(each.param.row_bytes);
+    });
 
 TEST(Copy, CarriesOutAllRunsOnAnyNumberOfThreads) {
   const Bytes source = noise(20 * kMiB);

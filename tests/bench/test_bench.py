@@ -11,11 +11,19 @@ import msgspec
 import pytest
 import torch
 
+from weightsync import Shard
 from weightsync.bench import cli, push, tables
 from weightsync.bench.environment import Environment
 from weightsync.bench.patterns import TILE_BYTES, VerificationError, fill, verify
 from weightsync.bench.push import PushCase
-from weightsync.bench.push_ranks import Model
+from weightsync.bench.push_model import (
+    DTYPE,
+    MASTER,
+    Cut,
+    Held,
+    Model,
+    TorchCopy,
+)
 from weightsync.bench.results import PushResult, PutResult, Report, Spread
 from weightsync.bench.runner import Line, Processes, RunError
 from weightsync.bench.units import format_seconds, format_size, parse_size
@@ -91,6 +99,30 @@ def test_push_measures_verifies_and_draws(tmp_path: Path) -> None:
     assert 0 < min(row.trainer_gap, row.generator_gap)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "trainers", "ranks", "said"),
+    [
+        ("--layout rows --mode inplace", 2, 1, "cut by rows"),
+        ("--layout columns --mode staged --row-bytes 192", 1, 2, "rows of 192 B"),
+        ("--layout columns --ranks 3 --mode swap --cast", 1, 3, "to bfloat16"),
+        ("--layout rows --trainers 3 --mode staged --cast", 3, 1, "to bfloat16"),
+    ],
+)
+def test_a_push_is_measured_for_every_layout(
+    arguments: str, trainers: int, ranks: int, said: str
+) -> None:
+    line = "push --total 1MiB --tensors 9 --repetitions 1 --warmup 1 " + arguments
+    (case,) = cli.parse(line.split()).cases
+    assert isinstance(case, PushCase)
+    result = push.run(case)
+
+    (row,) = result.rows
+    assert (trainers, ranks) == (case.trainers, case.ranks)
+    assert row.nbytes * 2 == row.verified == result.verified
+    assert 0 < row.torch.p50
+    assert said in tables.table(result).plain()
+
+
 def test_many_small_tensors_are_compared_with_one_large() -> None:
     line = "push --small --tensors 200 --mode staged --repetitions 2 --warmup 1"
     (case,) = cli.parse(line.split()).cases
@@ -123,6 +155,12 @@ def test_help_explains_every_argument(
         (["put-signal", "--ranks", "1"], "at least 2"),
         (["push", "--total", "1KiB"], "--total must be"),
         (["push", "--repetitions", "0"], "at least 1"),
+        (["push", "--layout", "rows", "--trainers", "1"], "--trainers 2 or more"),
+        (["push", "--layout", "columns", "--ranks", "1"], "--ranks 2 or more"),
+        (["push", "--ranks", "2"], "--ranks needs --layout columns"),
+        (["push", "--layout", "rows", "--small"], "--small needs --layout same"),
+        (["push", "--row-bytes", "33"], "a multiple of 2"),
+        (["push", "--row-bytes", "1MiB"], "at most 256 KiB"),
         (["push", "--plot", "out.pdf"], ".svg"),
     ],
 )
@@ -159,6 +197,59 @@ def test_every_wrong_byte_is_noticed(size: int) -> None:
         with pytest.raises(VerificationError, match=rf"memory: byte {place} is"):
             verify(tensor, 1, 2, what="memory")
         tensor[place] ^= 1
+
+
+@pytest.mark.parametrize("pushed", [DTYPE, MASTER])
+@pytest.mark.parametrize("cut", [Cut(), Cut(rows=3), Cut(columns=2)])
+def test_a_wrong_byte_is_noticed_in_every_cell(cut: Cut, pushed: torch.dtype) -> None:
+    model = Model("model", (40 << 10, 6 << 10), 2 << 10)
+    source = Held(model, cut, pushed)
+    source.fill(1)
+    last = cut.columns - 1
+    held = Held(model, cut, DTYPE, column=last if last else None)
+    received = {
+        name: _tensor(entry).chunk(cut.columns, 1)[last].to(DTYPE).contiguous()
+        for name, entry in source.entries.items()
+    }
+
+    assert model.nbytes // cut.columns == held.verify(received, 1, pushed)
+    with pytest.raises(VerificationError, match=r"version 2 of 'layers\.0"):
+        held.verify(received, 2, pushed)
+    for tensor in received.values():
+        for place in (0, -1):
+            wrong = tensor.view(torch.int16).view(-1)[place : place + 1 or None]
+            wrong ^= 1
+            with pytest.raises(VerificationError, match="version 1 of"):
+                held.verify(received, 1, pushed)
+            wrong ^= 1
+
+
+def _tensor(entry: torch.Tensor | Shard) -> torch.Tensor:
+    return entry.tensor if isinstance(entry, Shard) else entry
+
+
+def test_what_is_converted_are_numbers() -> None:
+    held = Held(Model("model", (1 << 20,)), Cut(), MASTER)
+    held.fill(1)
+    (tensor,) = map(_tensor, held.entries.values())
+
+    assert tensor.isfinite().all()
+    assert (tensor.to(DTYPE) != 0).all()
+
+
+def test_torch_copies_what_a_push_moves() -> None:
+    model, cut = Model("model", (8 << 10, 4 << 10), 2 << 10), Cut(columns=2)
+    numbers = torch.arange(model.nbytes // 2, dtype=torch.float32)
+    source, target = numbers.view(torch.uint8), torch.zeros(model.nbytes).byte()
+    TorchCopy(model, cut, MASTER, source, target).seconds()
+
+    wide = [t.view(-1, 1024) for t in numbers.split([4096, 2048])]
+    expected = [half.flatten() for part in (0, 1) for half in _halves(wide, part)]
+    assert torch.equal(torch.cat(expected).to(DTYPE), target.view(DTYPE))
+
+
+def _halves(tensors: list[torch.Tensor], part: int) -> list[torch.Tensor]:
+    return [tensor.chunk(2, 1)[part] for tensor in tensors]
 
 
 @pytest.mark.parametrize("other", [(2, 2), (1, 3), (2, 1)])

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from weightsync.bench import memory, plots, push, put_signal, tables
+from weightsync.bench import memory, plan, plots, push, put_signal, tables
 from weightsync.bench.environment import Environment
-from weightsync.bench.push import MODES, PushCase
+from weightsync.bench.plan import PlanCase
+from weightsync.bench.plan_model import MoeModel
+from weightsync.bench.push import LAYOUTS, MODES, PushCase
 from weightsync.bench.put_signal import PutCase
 from weightsync.bench.results import Report, Result, unsteady
-from weightsync.bench.units import format_size, parse_count, parse_size, parse_sizes
+from weightsync.bench.units import (
+    format_size,
+    parse_count,
+    parse_counts,
+    parse_size,
+    parse_sizes,
+)
 from weightsync.errors import WeightSyncError
 
 if TYPE_CHECKING:
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
 DESCRIPTION: Final = """\
 Measures how fast weights move between processes of this machine, through shared
 memory, beside a plain memcpy of the same bytes in the same run. Every byte is verified;
-a wrong one ends the command with exit code 1. Without a command both run with sensible
-sizes, in under three minutes."""
+a wrong one ends the command with exit code 1. Without a command put-signal and push
+run with sensible sizes, in under three minutes."""
 
 PUT_DESCRIPTION: Final = """\
 One put, its signal, and the wait for it, in processes of a weightsync-shm group: time
@@ -35,10 +43,17 @@ Whole state dicts through Trainer and Generator: from the call of push until rec
 returned on the last generator, with the pauses of both event loops and the rise of
 memory."""
 
+PLAN_DESCRIPTION: Final = """\
+Who sends what, for a mixture of experts of a trillion parameters (the published shapes
+of Kimi-K2) and hundreds of ranks, from their manifests alone. Trainers use FSDP over
+expert parallel, generators tensor parallel over expert parallel. Seconds and memory of
+one trainer rank, one generator rank and the leader, and how even the load is."""
+
 FAILED: Final = 1
 QUICK_TOTAL: Final = 1 << 30
 
-Cases = list[PutCase | PushCase]
+Case = PutCase | PushCase | PlanCase
+Cases = list[Case]
 
 
 class Arguments(NamedTuple):
@@ -69,19 +84,24 @@ def measure(cases: Cases) -> Report:
     """Run all cases; raises VerificationError where a byte is wrong."""
     environment = Environment.here()
     warnings = environment.warnings(max(map(_processes, cases)))
-    results: list[Result] = [
-        put_signal.run(case) if isinstance(case, PutCase) else push.run(case)
-        for case in cases
-    ]
+    results = [_run(case) for case in cases]
     for result in results:
         warnings += unsteady(result)
     return Report(environment, warnings, results)
 
 
-def _processes(case: PutCase | PushCase) -> int:
+def _run(case: Case) -> Result:
+    if isinstance(case, PutCase):
+        return put_signal.run(case)
+    return plan.run(case) if isinstance(case, PlanCase) else push.run(case)
+
+
+def _processes(case: Case) -> int:
     if isinstance(case, PutCase):
         return case.ranks
-    return case.trainers + case.replicas
+    if isinstance(case, PlanCase):
+        return 1
+    return case.trainers + case.replicas * case.ranks
 
 
 def _write(report: Report, arguments: Arguments) -> None:
@@ -115,6 +135,11 @@ def parse(argv: Sequence[str] | None) -> Arguments:
     _push_arguments(
         commands.add_parser(
             "push", help="whole state dicts", description=PUSH_DESCRIPTION
+        )
+    )
+    _plan_arguments(
+        commands.add_parser(
+            "plan", help="who sends what, at scale", description=PLAN_DESCRIPTION
         )
     )
     found = parser.parse_args(argv)
@@ -240,14 +265,7 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
         default="all",
         help="of the generators (default: %(default)s)",
     )
-    for role in ("trainers", "replicas"):
-        parser.add_argument(
-            f"--{role}",
-            type=parse_count,
-            default=1,
-            metavar="N",
-            help=f"number of {role}, one process each (default: %(default)s)",
-        )
+    _push_layout_arguments(parser)
     parser.add_argument(
         "--small",
         action="store_true",
@@ -257,6 +275,36 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output(parser)
 
 
+def _push_layout_arguments(parser: argparse.ArgumentParser) -> None:
+    default = PushCase()
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default=default.layout,
+        help="same: everyone has whole tensors; rows: the trainer ranks cut each by "
+        "rows, as FSDP2 does; columns: the ranks of a replica cut each by columns, "
+        "which makes strided copies (default: %(default)s)",
+    )
+    for name, value, what in (
+        ("trainers", None, "trainer ranks, one process each (default: 1; 2 by rows)"),
+        ("replicas", 1, "replicas (default: %(default)s)"),
+        ("ranks", None, "ranks of each, one process each (default: 1; 2 by columns)"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=parse_count, default=value, metavar="N", help=what
+        )
+    parser.add_argument(
+        "--row-bytes",
+        type=parse_size,
+        default=default.row_bytes,
+        metavar="SIZE",
+        help="bytes of a row of a generator's tensor (default: 1 KiB)",
+    )
+    parser.add_argument(
+        "--cast", action="store_true", help="push float32 into bfloat16"
+    )
+
+
 def _push_case(found: argparse.Namespace) -> Cases:
     tensors = push.SMALL_TENSORS if found.small else PushCase().tensors
     tensors = tensors if found.tensors is None else found.tensors
@@ -264,12 +312,67 @@ def _push_case(found: argparse.Namespace) -> Cases:
         total=found.total,
         tensors=PushCase().tensors if found.small else tensors,
         modes=MODES if found.mode == "all" else (found.mode,),
-        trainers=found.trainers,
+        trainers=found.trainers or (2 if found.layout == "rows" else 1),
         replicas=found.replicas,
         repetitions=found.repetitions,
         warmup=found.warmup,
         small=found.small,
         small_tensors=tensors if found.small else push.SMALL_TENSORS,
+        layout=found.layout,
+        ranks=found.ranks or (2 if found.layout == "columns" else 1),
+        row_bytes=found.row_bytes,
+        cast=found.cast,
+    )
+    case.check()
+    return [case]
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    default = PlanCase()
+    parser.set_defaults(make=_plan_case)
+    parser.add_argument(
+        "--trainers",
+        type=parse_counts,
+        default=default.ranks,
+        metavar="N,...",
+        help=f"numbers of trainer ranks (default: {','.join(map(str, default.ranks))})",
+    )
+    for name, value, what in (
+        (
+            "expert-parallel",
+            default.expert_parallel,
+            "groups of trainers that share the experts",
+        ),
+        (
+            "generator-expert-parallel",
+            default.generator_expert_parallel,
+            "groups of generators that share the experts",
+        ),
+        (
+            "tensor-parallel",
+            default.tensor_parallel,
+            "generators in each of their groups",
+        ),
+        ("layers", default.model.num_hidden_layers, "layers of the model"),
+        ("experts", default.model.n_routed_experts, "experts of each layer"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=parse_count,
+            default=value,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
+        )
+    _add_output(parser)
+
+
+def _plan_case(found: argparse.Namespace) -> Cases:
+    case = PlanCase(
+        found.trainers,
+        found.expert_parallel,
+        found.generator_expert_parallel,
+        found.tensor_parallel,
+        MoeModel(num_hidden_layers=found.layers, n_routed_experts=found.experts),
     )
     case.check()
     return [case]

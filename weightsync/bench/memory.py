@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class Memcpy:
     """Copies bytes with the C library into memory of the kind that windows are.
 
-    The memory is shared, mapped and resident; it belongs to no window, so nothing but
-    the copy is timed.
+    The memory, ``target``, is shared, mapped and resident; it belongs to no window, so
+    nothing but the copy is timed.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._group: Final[ProcessGroupShm] = create_shm(None)
-        self._target: Final = Window.allocate(self._group, nbytes)
+        self.target: Final = Window.allocate(self._group, nbytes)
         self._memcpy: Final[Any] = ctypes.CDLL(None).memcpy
         self._memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         self._memcpy.restype = ctypes.c_void_p
@@ -36,7 +36,7 @@ class Memcpy:
     def seconds(self, source: Tensor, size: int, offset: int = 0) -> float:
         """Copy a uint8 tensor to ``offset`` in pieces of ``size`` bytes; time it."""
         memcpy, start = self._memcpy, source.data_ptr()
-        to = self._target.data_ptr() + offset
+        to = self.target.data_ptr() + offset
         calls = [
             (to + at, start + at, min(size, len(source) - at))
             for at in range(0, len(source), size)

@@ -34,30 +34,53 @@ def verify(tensor: Tensor, *key: int, what: str) -> None:
     """Compare every byte; VerificationError names ``what`` and the first wrong byte."""
     for number, piece in enumerate(_pieces(tensor)):
         expected = _expected(piece, number, key)
-        if torch.equal(piece, expected):
-            continue
-        found, wanted = piece.view(torch.uint8), expected.view(torch.uint8)
-        wrong = found.ne(wanted).nonzero().flatten()
-        first = int(wrong[0])
-        message = (
-            f"{what}: byte {number * TILE_BYTES + first} is {int(found[first])}, "
-            f"expected {int(wanted[first])}; {len(wrong)} bytes of this "
-            f"{len(found)}-byte piece differ"
-        )
-        raise VerificationError(message)
+        compare(piece, expected, what=what, begin=number * TILE_BYTES)
+
+
+def compare(tensor: Tensor, expected: Tensor, *, what: str, begin: int = 0) -> None:
+    """Compare the bytes of contiguous tensors, of which ``begin`` came before.
+
+    Raises VerificationError as ``verify`` does.
+    """
+    words, wanted_words = _words(tensor), _words(expected)
+    if words.dtype == wanted_words.dtype and torch.equal(words, wanted_words):
+        return
+    found, wanted = _bytes(tensor), _bytes(expected)
+    if torch.equal(found, wanted):
+        return
+    wrong = found.ne(wanted).nonzero().flatten()
+    first = int(wrong[0])
+    message = (
+        f"{what}: byte {begin + first} is {int(found[first])}, "
+        f"expected {int(wanted[first])}; {len(wrong)} bytes of this "
+        f"{len(found)}-byte piece differ"
+    )
+    raise VerificationError(message)
 
 
 def _pieces(tensor: Tensor) -> list[Tensor]:
-    data = tensor.detach().view(-1).view(torch.uint8)
-    aligned = data.data_ptr() % 8 == 0 and data.storage_offset() % 8 == 0
-    words = data.view(torch.int64) if aligned and data.numel() % 8 == 0 else data
+    words = _words(tensor)
     return list(torch.split(words, TILE_BYTES // words.element_size()))
 
 
+def _words(tensor: Tensor) -> Tensor:
+    """The same memory as int64, or as uint8 where that cannot be."""
+    data = _bytes(tensor)
+    aligned = data.data_ptr() % 8 == 0 and data.storage_offset() % 8 == 0
+    return data.view(torch.int64) if aligned and data.numel() % 8 == 0 else data
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def pattern(nbytes: int, *key: int) -> Tensor:
+    """Make that of a key: uint8 of shape (nbytes,), at most ``TILE_BYTES``."""
+    return (_tile()[: -(-nbytes // 8)] + _salt(*key)).view(torch.uint8)[:nbytes]
+
+
 def _expected(piece: Tensor, number: int, key: tuple[int, ...]) -> Tensor:
-    words = -(-piece.nbytes // 8)
-    pattern = _tile()[:words] + _salt(number, *key)
-    return pattern.view(torch.uint8)[: piece.nbytes].view(piece.dtype)
+    return pattern(piece.nbytes, number, *key).view(piece.dtype)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from weightsync.bench.results import PutResult
+from weightsync.bench.results import PlanResult, PutResult
 from weightsync.bench.units import format_size
 from weightsync.errors import UnsupportedError
 
@@ -38,6 +38,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
         above, below = panels[0][column], panels[1][column]
         if isinstance(result, PutResult):
             _draw_put(result, above, below)
+        elif isinstance(result, PlanResult):
+            _draw_plan(result, above, below)
         else:
             _draw_push(result, above, below)
     figure.savefig(path, dpi=120)
@@ -87,6 +89,28 @@ def _draw_push(result: PushResult, above: Any, below: Any) -> None:
     for panel in (above, below):
         panel.set_xticks(places, names)
         panel.grid(visible=True, axis="y", alpha=0.3)
+        panel.legend()
+
+
+def _draw_plan(result: PlanResult, above: Any, below: Any) -> None:
+    rows = result.rows
+    ranks = [row.trainers for row in rows]
+    lines = [
+        (above, "plan of a trainer", PUT, "-", [row.trainer for row in rows]),
+        (above, "plan of a generator", PUT, ":", [row.generator for row in rows]),
+        (above, "check", MEMCPY, "-", [row.checked for row in rows]),
+        (below, "of a trainer", PUT, "-", [row.trainer_rise / 2**20 for row in rows]),
+        (below, "of a generator", PUT, ":", [r.generator_rise / 2**20 for r in rows]),
+    ]
+    for panel, label, color, style, values in lines:
+        panel.plot(ranks, values, style, color=color, label=label, marker=".")
+    above.set(title="Plans", ylabel="seconds")
+    below.set(title="Memory, manifests included", ylabel="MiB", xlabel="trainer ranks")
+    for panel in (above, below):
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ranks, [str(count) for count in ranks])
+        panel.set_ylim(bottom=0)
+        panel.grid(visible=True, alpha=0.3)
         panel.legend()
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from weightsync.bench import memory
-from weightsync.bench.push_ranks import (
+from weightsync.bench.push_model import (
+    DTYPE,
+    MASTER,
+    MOST_ROW_BYTES,
+    ROW_BYTES,
     SMALL_BYTES,
+    Cut,
+    Model,
+)
+from weightsync.bench.push_ranks import (
     Job,
     Kept,
-    Model,
     ModeName,
     Pushed,
     Received,
@@ -26,13 +33,20 @@ if TYPE_CHECKING:
 
 MODES: Final[tuple[ModeName, ...]] = ("staged", "swap", "inplace")
 
+Layout = Literal["same", "rows", "columns"]
+LAYOUTS: Final[tuple[Layout, ...]] = ("same", "rows", "columns")
+
 SMALL_TENSORS: Final = 5000
 SMALL_NBYTES: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class PushCase:
-    """What to measure."""
+    """What to measure.
+
+    ``layout``: everyone has whole tensors, trainer ranks cut their rows, or the
+    ``ranks`` of each replica cut their columns into rows of ``row_bytes``.
+    """
 
     total: int = 1 << 30
     tensors: int = 300
@@ -43,34 +57,66 @@ class PushCase:
     warmup: int = 2
     small: bool = False
     small_tensors: int = SMALL_TENSORS
+    layout: Layout = "same"
+    ranks: int = 1
+    row_bytes: int = ROW_BYTES
+    cast: bool = False
 
     def check(self) -> None:
         """Raise ValueError where it cannot be measured."""
-        if not self.small and self.total < self.tensors * 2 * SMALL_BYTES:
-            least = format_size(self.tensors * 2 * SMALL_BYTES)
+        least = self.tensors * 2 * max(SMALL_BYTES, self.row_bytes * self.ranks)
+        if not self.small and self.total < least:
             raise ValueError(
-                f"--total must be {least} or more for {self.tensors} tensors"
+                f"--total must be {format_size(least)} or more for {self.tensors} "
+                f"tensors"
             )
+        if self.row_bytes % DTYPE.itemsize or self.row_bytes > MOST_ROW_BYTES:
+            raise ValueError(
+                f"--row-bytes must be a multiple of {DTYPE.itemsize}, at most "
+                f"{format_size(MOST_ROW_BYTES)}"
+            )
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        if self.small and self.layout != "same":
+            raise ValueError("--small needs --layout same")
+        if self.layout == "rows" and self.trainers < 2:
+            raise ValueError("--layout rows needs --trainers 2 or more")
+        if self.layout == "columns" and self.ranks < 2:
+            raise ValueError("--layout columns needs --ranks 2 or more")
+        if self.layout != "columns" and self.ranks > 1:
+            raise ValueError("--ranks needs --layout columns")
 
     def models(self) -> list[Model]:
         """The state dicts to push: a model, or many small tensors and one large."""
         if not self.small:
-            return [Model.like_a_transformer(self.total, self.tensors)]
+            width = self.row_bytes * self.ranks
+            return [Model.like_a_transformer(self.total, self.tensors, width)]
         many = Model.many_small(self.small_tensors, SMALL_NBYTES)
-        return [many, Model.one_large(many.nbytes)]
+        return [many, Model.one_large(self.small_tensors, SMALL_NBYTES)]
 
     def jobs(self) -> Iterator[Job]:
         """One measurement for each mode and state dict."""
-        versions = self.warmup + self.repetitions
+        rows = self.trainers if self.layout == "rows" else 1
         for mode in self.modes:
             for model in self.models():
-                yield Job(model, mode, self.trainers, self.replicas, versions)
+                yield Job(
+                    model,
+                    mode,
+                    Cut(rows, self.ranks),
+                    self.cast,
+                    self.trainers,
+                    self.replicas,
+                    self.warmup + self.repetitions,
+                )
 
     def needed(self) -> int:
         """Bytes of memory that the largest measurement takes."""
         slots = 2 if "swap" in self.modes else 1
         each = max(model.nbytes for model in self.models())
-        return each * (2 + self.trainers + self.replicas * (1 + slots))
+        source = each * MASTER.itemsize // DTYPE.itemsize if self.cast else each
+        sources = 2 if self.layout == "rows" else 1 + self.trainers
+        return source * sources + each * (1 + self.replicas * (1 + slots))
 
 
 def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
@@ -88,11 +134,14 @@ def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
         "tensors": case.small_tensors if case.small else case.tensors,
         "trainers": case.trainers,
         "replicas": case.replicas,
+        "ranks": case.ranks,
         "repetitions": case.repetitions,
         "warmup": case.warmup,
+        "row_bytes": case.row_bytes,
+        "cast": int(case.cast),
     }
     verified = sum(row.verified for row in rows)
-    return PushResult(parameters, verified, rows, _small_factor(rows))
+    return PushResult(parameters, verified, rows, _small_factor(rows), case.layout)
 
 
 def _small_factor(rows: list[PushRow]) -> dict[str, float]:
@@ -141,8 +190,9 @@ class _Director:
         self._hear(others)
         self._trainers = [first, *others]
         self._generators = [
-            start(f"generator {number}", generate, job, number, address)
+            start(f"generator {number}.{rank}", generate, job, number, rank, address)
             for number in range(job.replicas)
+            for rank in range(job.cut.columns)
         ]
         self._hear(self._trainers)
 
@@ -173,7 +223,7 @@ class _Director:
         visible = Spread.of(
             [max(r.visible for r in got) - _called(put) for put, got in rounds]
         )
-        memcpy = Spread.of([put[0].memcpy for put, _ in rounds])
+        memcpy = Spread.of([put[0].copies.memcpy for put, _ in rounds])
         nbytes = job.model.nbytes * job.replicas
         bandwidth = nbytes / visible.p50
         return PushRow(
@@ -189,6 +239,7 @@ class _Director:
             ),
             switched=Spread.of([max(r.switched for r in got) for _, got in rounds]),
             memcpy=memcpy,
+            torch=Spread.of([put[0].copies.torch for put, _ in rounds]),
             bandwidth=bandwidth,
             ratio=bandwidth / (job.model.nbytes / memcpy.p50),
             trainer_gap=max(kept.gap for kept in trainers),

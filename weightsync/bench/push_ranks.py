@@ -9,108 +9,85 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import anyio
-import torch
 
 import weightsync
 from weightsync.bench.heartbeat import Heartbeat
 from weightsync.bench.memory import Memcpy, Resident, resident_tensor
-from weightsync.bench.patterns import fill, verify
+from weightsync.bench.push_model import DTYPE, MASTER, Cut, Held, Model, TorchCopy
 from weightsync.epoch import Mode
 from weightsync.layout import register
 from weightsync.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
+    import torch
 
     from weightsync.bench.runner import Line
 
 ModeName = Literal["staged", "swap", "inplace"]
 
 TIMEOUT_SECONDS: Final = 120.0
-ROW_BYTES: Final = 2048
-SMALL_BYTES: Final = 8 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A state dict: the bytes of each of its bfloat16 tensors."""
-
-    case: Literal["model", "small", "one"]
-    sizes: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(self.sizes)
-
-    @classmethod
-    def like_a_transformer(cls, total: int, tensors: int) -> Model:
-        """Build one of about ``total`` bytes: embeddings, matrices, many small ones.
-
-        Two embeddings have an eighth of the bytes each, two tensors of five have 8 KiB,
-        as norms and biases do, and the others share the rest. Sizes are multiples of
-        2 KiB.
-        """
-        small = 2 * tensors // 5
-        embeddings = min(2, tensors - small)
-        matrices = tensors - small - embeddings
-        large = total - small * SMALL_BYTES
-        embedding = large // (8 if matrices else max(embeddings, 1))
-        sizes = [embedding] * embeddings + [SMALL_BYTES] * small
-        if matrices:
-            sizes += [(large - embeddings * embedding) // matrices] * matrices
-        return cls("model", tuple(_rounded(size) for size in sizes))
-
-    @classmethod
-    def many_small(cls, tensors: int, nbytes: int) -> Model:
-        """``tensors`` of ``nbytes`` each."""
-        return cls("small", (nbytes,) * tensors)
-
-    @classmethod
-    def one_large(cls, nbytes: int) -> Model:
-        """Build one tensor."""
-        return cls("one", (nbytes,))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Allocate it, every page present."""
-        return {
-            f"layers.{index}.weight": resident_tensor(size).view(torch.bfloat16)
-            for index, size in enumerate(self.sizes)
-        }
-
-
-def _rounded(nbytes: int) -> int:
-    return max(nbytes // ROW_BYTES, 1) * ROW_BYTES
-
-
-def window_nbytes(tensors: Mapping[str, Tensor], mode: ModeName) -> int:
-    """Bytes of the window of a generator that registers these tensors."""
-    return Slots.of(Mode(mode), register(tensors).manifest).nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all processes of one measurement agree on."""
+    """What all processes of one measurement agree on.
+
+    Trainer ranks cut the rows of each tensor if ``cut`` says so, otherwise each has all
+    of them; a replica has ``cut.columns`` ranks. With ``cast`` trainers have float32.
+    """
 
     model: Model
     mode: ModeName
+    cut: Cut
+    cast: bool
     trainers: int
     replicas: int
     versions: int
 
+    @property
+    def source(self) -> torch.dtype:
+        """What trainers have."""
+        return MASTER if self.cast else DTYPE
+
+    def pushed(self, rank: int) -> Held:
+        """What a trainer rank has."""
+        row = None if self.cut.rows == 1 else rank
+        return Held(self.model, self.cut, self.source, row=row)
+
+    def received(self, rank: int) -> Held:
+        """What a generator rank has."""
+        column = None if self.cut.columns == 1 else rank
+        return Held(self.model, self.cut, DTYPE, column=column)
+
+    @property
+    def source_nbytes(self) -> int:
+        """Bytes of the whole model as trainers have it."""
+        return self.model.nbytes * self.source.itemsize // DTYPE.itemsize
+
+    @property
+    def windows(self) -> int:
+        """Bytes of the generators' windows that a trainer rank puts into, about."""
+        slots = Mode(self.mode).slots
+        return self.model.nbytes * slots * self.replicas // self.trainers
+
+
+class Copies(NamedTuple):
+    """Seconds of one memcpy of what a replica receives, and of torch's own copies."""
+
+    memcpy: float = 0.0
+    torch: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """One push, as a trainer rank saw it. ``memcpy`` is 0 but on rank 0."""
+    """One push, as a trainer rank saw it. ``copies`` are 0 but on rank 0."""
 
     called: float
     returned: float
-    memcpy: float
+    copies: Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +108,30 @@ class Kept:
     verified: int = 0
 
 
+class Yardsticks:
+    """What rank 0 measures beside a push, in memory of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._nbytes: Final = job.model.nbytes
+        self._source: Final = resident_tensor(job.source_nbytes)
+        self._memcpy: Final = Memcpy(self._nbytes)
+        memory = self._source, self._memcpy.target
+        self._torch: Final = TorchCopy(job.model, job.cut, job.source, *memory)
+
+    def measure(self) -> Copies:
+        """Copy once with each."""
+        memcpy = self._memcpy.seconds(self._source[: self._nbytes], self._nbytes)
+        return Copies(memcpy, self._torch.seconds())
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._memcpy.close()
+
+
 async def train(line: Line, job: Job, rank: int, address: str) -> Kept:
     """Be a trainer rank: for each version fill, wait for the word, push."""
-    tensors = job.model.tensors()
-    source = resident_tensor(job.model.nbytes) if rank == 0 else None
-    copy = Memcpy(job.model.nbytes) if rank == 0 else None
-    windows = job.replicas * window_nbytes(tensors, job.mode)
+    held = job.pushed(rank)
+    yardsticks = Yardsticks(job) if rank == 0 else None
     resident, beat = Resident(), Heartbeat()
     async with (
         weightsync.Trainer(
@@ -150,38 +145,37 @@ async def train(line: Line, job: Job, rank: int, address: str) -> Kept:
         line.tell("ready")
         for version in range(1, job.versions + 1):
             await line.hear()
-            for index, tensor in enumerate(tensors.values()):
-                fill(tensor, version, index)
-            seconds = 0.0
-            if copy is not None and source is not None:
-                seconds = copy.seconds(source, job.model.nbytes)
+            held.fill(version)
+            copies = Copies() if yardsticks is None else yardsticks.measure()
             line.tell("filled")
             await line.hear()
             with beat.watching():
                 called = time.monotonic()
-                await transport.push(tensors, version=version, require="all")
+                await transport.push(
+                    held.entries, version=version, require="all", cast=job.cast
+                )
                 returned = time.monotonic()
-            line.tell(Pushed(called, returned, seconds))
+            line.tell(Pushed(called, returned, copies))
         await line.hear()
         group.cancel_scope.cancel()
-    if copy is not None:
-        copy.close()
-    return Kept(beat.longest, beat.collector, resident.rise() - windows)
+    if yardsticks is not None:
+        yardsticks.close()
+    return Kept(beat.longest, beat.collector, resident.rise() - job.windows)
 
 
-async def generate(line: Line, job: Job, number: int, address: str) -> Kept:
-    """Be a replica of one rank: receive each version, then verify every byte."""
-    tensors = job.model.tensors()
-    window = window_nbytes(tensors, job.mode)
+async def generate(line: Line, job: Job, number: int, rank: int, address: str) -> Kept:
+    """Be a rank of a replica: receive each version, then verify every byte."""
+    held = job.received(rank)
+    window = Slots.of(Mode(job.mode), register(held.entries).manifest).nbytes
     resident, beat = Resident(), Heartbeat()
     name, verified = f"replica-{number}", 0
     async with (
         weightsync.Generator(
             address,
-            tensors,
+            held.entries,
             replica=name,
-            rank=0,
-            world_size=1,
+            rank=rank,
+            world_size=job.cut.columns,
             mode=job.mode,
             timeout=TIMEOUT_SECONDS,
         ) as transport,
@@ -195,10 +189,7 @@ async def generate(line: Line, job: Job, number: int, address: str) -> Kept:
                 update = await transport.receive()
                 visible = time.monotonic()
             async with transport.use() as weights:
-                for index, (key, tensor) in enumerate(weights.tensors.items()):
-                    what = f"version {weights.version} of {key!r}"
-                    verify(tensor, version, index, what=what)
-                    verified += tensor.nbytes
+                verified += held.verify(weights.tensors, version, job.source)
             line.tell(Received(visible, update.switched))
         await line.hear()
         group.cancel_scope.cancel()

@@ -65,11 +65,12 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``visible``: seconds from the call of push until the last generator's receive has
     returned; ``returned``: until push has. ``switched`` is the part of a generator's
-    switch. ``ratio`` is 1 where the bytes become visible as fast as one memcpy moves
-    them. Gaps are the longest pauses of the callers' event loops, warm-up included;
-    ``collector_pause`` is the longest of Python's garbage collector, a part of them.
-    Rises are bytes of resident memory above the windows. ``verified`` is bytes compared
-    on generators.
+    switch. ``memcpy`` is one of the bytes that a replica receives, ``torch`` the same
+    with torch's ``copy_`` of each piece. ``ratio`` is 1 where the bytes become visible
+    as fast as that memcpy moves them. Gaps are the longest pauses of the callers' event
+    loops, warm-up included; ``collector_pause`` is the longest of Python's garbage
+    collector, a part of them. Rises are bytes of resident memory above the windows.
+    ``verified`` is bytes compared on generators.
     """
 
     case: Literal["model", "small", "one"]
@@ -82,6 +83,7 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     returned: Spread
     switched: Spread
     memcpy: Spread
+    torch: Spread
     bandwidth: float
     ratio: float
     trainer_gap: float
@@ -89,6 +91,35 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     collector_pause: float
     trainer_rise: int
     generator_rise: int
+    verified: int
+
+
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Plans for one number of trainer ranks, each made in a fresh process.
+
+    Seconds are of the CPU, on one thread. ``manifests`` is the bytes of those of all
+    ranks on the wire, ``decoded`` the seconds to decode them. Then seconds, and bytes
+    by which resident memory rose, decoded manifests included: for the plan of the
+    trainer rank that sends most, the plan of one generator rank, the leader's check,
+    and the sum of what each rank sends (``summed``). ``largest_sender`` is by the mean
+    of all. ``verified`` is bytes whose runs were compared with plain indexing.
+    """
+
+    trainers: int
+    manifests: int
+    decoded: float
+    trainer: float
+    trainer_rise: int
+    trainer_runs: int
+    trainer_rows: int
+    generator: float
+    generator_rise: int
+    generator_runs: int
+    generator_rows: int
+    checked: float
+    checked_rise: int
+    summed: float
+    largest_sender: float
     verified: int
 
 
@@ -104,16 +135,25 @@ class PushResult(msgspec.Struct, frozen=True, tag="push", tag_field="benchmark")
     """One run of ``push``.
 
     ``small_factor``: by mode, how many times longer many small tensors took than one
-    tensor of the same bytes.
+    tensor of the same bytes. ``layout``: who cuts the tensors.
     """
 
     parameters: dict[str, int]
     verified: int
     rows: list[PushRow]
     small_factor: dict[str, float]
+    layout: Literal["same", "rows", "columns"] = "same"
 
 
-Result = PutResult | PushResult
+class PlanResult(msgspec.Struct, frozen=True, tag="plan", tag_field="benchmark"):
+    """One run of ``plan``."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[PlanRow]
+
+
+Result = PutResult | PushResult | PlanResult
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -128,6 +168,8 @@ class Report(msgspec.Struct, frozen=True):
 def unsteady(result: Result) -> list[str]:
     """Name the rows whose memcpy varied so much that the machine was not quiet."""
     found: list[str] = []
+    if isinstance(result, PlanResult):
+        return found
     for row in result.rows:
         spread = row.memcpy_burst if isinstance(row, PutRow) else row.memcpy
         if spread.p90 > UNSTEADY * spread.p50:

@@ -123,6 +123,7 @@ class Processes:
             "torch",
             "weightsync.bench.put_signal",
             "weightsync.bench.push_ranks",
+            "weightsync.bench.plan_ranks",
         ]
         self._context.set_forkserver_preload(preload)
         self._children: Final[list[Child]] = []

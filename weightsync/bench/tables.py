@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weightsync.bench.results import PushResult, PutResult, PutRow
+from weightsync.bench.results import PlanResult, PushResult, PutResult, PutRow
 from weightsync.bench.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from weightsync.bench.environment import Environment
-    from weightsync.bench.results import PushRow, Result
+    from weightsync.bench.results import PlanRow, PushRow, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,11 @@ def environment_lines(environment: Environment) -> list[str]:
 
 def table(result: Result) -> Table:
     """Turn a result into a table."""
-    return _put_table(result) if isinstance(result, PutResult) else _push_table(result)
+    if isinstance(result, PutResult):
+        return _put_table(result)
+    if isinstance(result, PlanResult):
+        return _plan_table(result)
+    return _push_table(result)
 
 
 def show(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> None:
@@ -127,11 +131,13 @@ def _put_cells(row: PutRow) -> tuple[str, ...]:
 def _push_table(result: PushResult) -> Table:
     heads = (
         *("mode", "tensors", "bytes", "visible p50", "p99", "bandwidth"),
-        *("memcpy p50", "ratio", "loop gap", "of it gc", "memory rise"),
+        *("memcpy p50", "ratio", "torch p50"),
+        *("loop gap", "of it gc", "memory rise"),
     )
     notes = [
         "Visible: from the call of push until receive has returned.",
         "Ratio: 1 is as fast as one memcpy of the same bytes.",
+        "Torch: the same by Tensor.copy_ into memory that is there, in one process.",
         "Loop gap, memory rise above the window: the worse of trainer and generator.",
         "Of it gc: the longest pause that Python's garbage collector made.",
     ]
@@ -140,9 +146,21 @@ def _push_table(result: PushResult) -> Table:
         for mode, factor in result.small_factor.items()
     ]
     notes.append(f"{format_size(result.verified)} were compared and are right.")
-    trainers, replicas = result.parameters["trainers"], result.parameters["replicas"]
-    title = f"push from {trainers} trainer ranks to {replicas} replicas"
-    return Table(title, heads, [_push_cells(row) for row in result.rows], notes)
+    return Table(
+        _push_title(result), heads, [_push_cells(row) for row in result.rows], notes
+    )
+
+
+def _push_title(result: PushResult) -> str:
+    found = result.parameters
+    title = f"push from {found['trainers']} trainer ranks to {found['replicas']} "
+    title += f"replicas of {found['ranks']} ranks"
+    if result.layout == "rows":
+        title += ", each tensor cut by rows between the trainer ranks"
+    elif result.layout == "columns":
+        row_bytes = format_size(found["row_bytes"])
+        title += f", each tensor cut by columns between those, rows of {row_bytes}"
+    return f"{title}, float32 to bfloat16" if found["cast"] else title
 
 
 def _push_cells(row: PushRow) -> tuple[str, ...]:
@@ -155,7 +173,48 @@ def _push_cells(row: PushRow) -> tuple[str, ...]:
         format_rate(row.bandwidth),
         format_seconds(row.memcpy.p50),
         f"{row.ratio:.2f}",
+        format_seconds(row.torch.p50),
         format_seconds(max(row.trainer_gap, row.generator_gap)),
         format_seconds(row.collector_pause),
         format_size(max(row.trainer_rise, row.generator_rise)),
+    )
+
+
+def _plan_table(result: PlanResult) -> Table:
+    heads = (
+        *("trainers", "manifests", "decoded", "trainer's plan", "memory", "runs"),
+        *("generator's plan", "memory", "runs", "check", "largest sender"),
+    )
+    first, last = result.rows[0], result.rows[-1]
+    seconds, runs = last.trainer / first.trainer, last.trainer_runs / first.trainer_runs
+    growth = f"its seconds times {seconds:.2f}, its runs times {runs:.2f}"
+    compared = format_size(result.verified)
+    notes = [
+        "Each in a fresh process; seconds of the CPU, on one thread.",
+        "Memory: how far it rises, the decoded manifests of all ranks included.",
+        "Trainer's plan: of the rank that sends most, here by the mean of all ranks.",
+        f"From {first.trainers} to {last.trainers} trainers: {growth}.",
+        f"The runs of {compared} were compared with plain indexing and are right.",
+    ]
+    found = result.parameters
+    title = (
+        f"plans of {found['tensors']} tensors of {format_size(found['nbytes'])} to "
+        f"{found['generators']} generators"
+    )
+    return Table(title, heads, [_plan_cells(row) for row in result.rows], notes)
+
+
+def _plan_cells(row: PlanRow) -> tuple[str, ...]:
+    return (
+        str(row.trainers),
+        format_size(row.manifests),
+        format_seconds(row.decoded),
+        format_seconds(row.trainer),
+        format_size(row.trainer_rise),
+        str(row.trainer_runs),
+        format_seconds(row.generator),
+        format_size(row.generator_rise),
+        str(row.generator_runs),
+        format_seconds(row.checked),
+        f"{row.largest_sender:.3f}",
     )

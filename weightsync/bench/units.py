@@ -33,6 +33,11 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Read whole numbers that are separated by commas."""
+    return tuple(parse_count(part) for part in text.split(","))
+
+
 def format_size(nbytes: int) -> str:
     """Write a number of bytes: ``64 KiB``, ``1.5 GiB``, ``-3 MiB``."""
     value, unit = float(nbytes), "B"
