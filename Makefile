@@ -12,7 +12,7 @@ BUILD := build$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH_REQUIREMENT := torch$(if $(TORCH),==$(TORCH),>=2.14)
-CXX_SOURCES := CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 
 # Keeps what a command says for the case that it fails.
 quietly = >$(VENV)/log 2>&1 || { tail -n 40 $(VENV)/log; exit 1; }
@@ -24,7 +24,7 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	properties clean
+	properties emulator emulator-test clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -82,6 +82,15 @@ python-test: install ## Run the Python tests
 properties: install ## Run the property tests with 2,000 examples each
 	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \
 		--timeout 3600
+
+emulator: install ## Build the emulator of CUDA and NCCL too, which is not finished
+	@$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)/extension \
+		--config-settings=cmake.define.WEIGHTSYNC_EMULATOR=ON \
+		--config-settings='build.targets=_C;weightsync_emulator' \
+		--editable '.[cli,example]' '$(TORCH_REQUIREMENT)' $(quietly)
+
+emulator-test: emulator ## Run the Python tests of the emulator
+	@scripts/python-test --override-ini addopts=--import-mode=importlib tests/emulator
 
 clean: ## Remove what was built, and keep the environments
 	@rm -rf $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from weightsync.cli import plan
+from weightsync.cli import emulate, plan
 from weightsync.errors import PlanError, WeightSyncError
 
 if TYPE_CHECKING:
@@ -46,4 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_arguments(added)
     added.set_defaults(run=plan.run)
+    added = commands.add_parser(
+        "emulate", help="a program on emulated GPUs", description=emulate.DESCRIPTION
+    )
+    emulate.add_arguments(added)
+    added.set_defaults(run=emulate.run)
     return parser

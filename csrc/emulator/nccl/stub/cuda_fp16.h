@@ -1,0 +1,2 @@
+// Nothing: nccl.h includes it and uses none of it.
+#pragma once
