@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
+
+# torch has no public name for how FSDP2 cuts what tensor parallelism has cut.
 from torch.distributed.tensor.placement_types import (
     _StridedShard,  # pyright: ignore[reportPrivateUsage]
     _StridedShardOffsetMode,  # pyright: ignore[reportPrivateUsage]

@@ -17,8 +17,7 @@ bool populate(const void* data, std::size_t nbytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data) / page * page;
   const auto end = reinterpret_cast<std::uintptr_t>(data) + nbytes;
   // The address is only handed to the kernel.
-  void* const first =
-      reinterpret_cast<void*>(begin);  // NOLINT(performance-no-int-to-ptr)
+  void* const first = reinterpret_cast<void*>(begin);  // NOLINT: an address it is
   int failed = 0;
   do {
     failed = ::madvise(first, end - begin, MADV_POPULATE_WRITE) == 0 ? 0 : errno;

@@ -193,9 +193,8 @@ TEST(FaultSpec, AnUnknownOperationIsToldTheKnownOnes) {
 class File {
  public:
   explicit File(const std::string& text) {
-    char name[] = "/tmp/weightsync-faults-XXXXXX";
-    ::close(::mkstemp(name));
-    path_ = name;
+    path_ = ::testing::TempDir() + "weightsync-faults-XXXXXX";
+    ::close(::mkstemp(path_.data()));
     std::ofstream(path_) << text;
   }
   ~File() { ::unlink(path_.c_str()); }

@@ -57,6 +57,7 @@ class OwnedThread {
     if (pid_ != ::getpid()) {
       // Not even detached: a thread of the child may have got the same pthread_t. The
       // child loses a few bytes.
+      // Leaked on purpose: see above.
       new std::thread(std::move(thread_));  // NOLINT(bugprone-unused-raii)
     } else if (thread_.get_id() == std::this_thread::get_id()) {
       thread_.detach();

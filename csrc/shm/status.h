@@ -50,6 +50,7 @@ class [[nodiscard]] Result {
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   // Ask ok() before.
+  // The caller has asked ok() first.
   T& value() { return *value_; }           // NOLINT(bugprone-unchecked-optional-access)
   T take() { return std::move(*value_); }  // NOLINT(bugprone-unchecked-optional-access)
 

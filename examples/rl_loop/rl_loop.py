@@ -374,7 +374,7 @@ def train_step(
     advantage = advantages(batch.rewards, options.group)
     loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call] # torch has no type for it
     if not options.fsdp:  # which averages them itself
         average_gradients(model)
     clip_grad_norm_(model.parameters(), 1.0)

@@ -109,7 +109,7 @@ def test_rules_speak_of_canonical_names() -> None:
 def test_one_rule_is_no_list_of_rules() -> None:
     rules: object = rename("a", "b")
     with pytest.raises(PlanError, match="names takes rules, in a list"):
-        capture({"a": torch.zeros(2)}, names=rules)  # type: ignore[arg-type]
+        capture({"a": torch.zeros(2)}, names=rules)  # type: ignore[arg-type] # wrong on purpose
 
 
 # Pairs
@@ -139,7 +139,7 @@ def test_what_is_neither_a_mapping_nor_pairs_is_refused(
     pairs: object, message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        capture(pairs)  # type: ignore[arg-type]
+        capture(pairs)  # type: ignore[arg-type] # wrong on purpose
 
 
 # Memory that is gone

@@ -305,7 +305,7 @@ def test_experts_that_cannot_be_cut_or_named_are_errors() -> None:
     with pytest.raises(
         PlanError, match="experts are 'separate' or 'stacked', not 'no'"
     ):
-        qwen3_moe(config, experts="no")  # type: ignore[arg-type]
+        qwen3_moe(config, experts="no")  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(PlanError, match="size 13 cannot be cut into 2 equal slices"):
         qwen3_moe(config_of(moe_intermediate_size=13), tensor_parallel=(0, 2))
 

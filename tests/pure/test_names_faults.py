@@ -165,7 +165,7 @@ def test_an_optional_rule_may_decide_for_nothing() -> None:
 
 def test_what_is_no_rule_is_refused() -> None:
     with pytest.raises(PlanError, match=r"names takes rules, not tuple \('a', 'b'\)"):
-        translate([("a", "b")], {"a": (2,)})  # type: ignore[list-item]
+        translate([("a", "b")], {"a": (2,)})  # type: ignore[list-item] # wrong on purpose
 
 
 @pytest.mark.parametrize(

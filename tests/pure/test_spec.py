@@ -19,7 +19,7 @@ from weightsync.spec import (
 
 def spec(name: str = "w", **changes: object) -> TensorSpec:
     base = TensorSpec(name, "float32", (4, 6), Box((1, 2), (2, 4)))
-    return base._replace(**changes)  # type: ignore[arg-type]
+    return base._replace(**changes)  # type: ignore[arg-type] # fields by name
 
 
 def test_boxes_intersect_in_what_both_hold() -> None:

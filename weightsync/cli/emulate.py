@@ -77,7 +77,7 @@ def run(found: argparse.Namespace) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(program[0], program, {**os.environ, **variables})  # noqa: S606
+        os.execvpe(program[0], program, {**os.environ, **variables})  # noqa: S606 -- no shell.
     except OSError as error:
         raise PlanError(f"cannot run {program[0]!r}: {error.strerror}") from error
 

@@ -79,6 +79,7 @@ def _leave() -> NoReturn:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
+    # os._exit comes next and skips them, and there is no public way to run them.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -94,6 +95,7 @@ def _die_with_parent() -> None:
 
 def _prepare_interpreter() -> None:
     """Make it as that of a new process, whose output is read when it is killed."""
+    # A rank's stdout is always a text file, which the stub leaves open.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     random.seed()
     # Whoever is late gets SIGABRT: a traceback is wanted then, but no core.
@@ -112,6 +114,7 @@ def _find(function: Function) -> Callable[..., Any]:
     found: Any = _import(function)
     for name in function.name.split("."):
         found = getattr(found, name)
+    # Checked above to be callable; attributes of modules are of any type.
     return found  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ constexpr int kDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
 constexpr int kPinned = 1;           // CU_MEM_ALLOCATION_TYPE_PINNED
 
 void* pointer(CUdeviceptr address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  return reinterpret_cast<void*>(address);  // NOLINT: an address it is
 }
 
 CUresult nothing(const char* function) {

@@ -3,7 +3,7 @@
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/symbols.h"
 
-using namespace weightsync::emulator::nccl;  // NOLINT(google-build-using-namespace)
+using namespace weightsync::emulator::nccl;  // NOLINT: this file is the edge
 
 extern "C" {
 

@@ -5,7 +5,7 @@
 #include "emulator/nccl/lifecycle.h"
 #include "emulator/nccl/symbols.h"
 
-using namespace weightsync::emulator::nccl;  // NOLINT(google-build-using-namespace)
+using namespace weightsync::emulator::nccl;  // NOLINT: this file is the edge
 
 namespace {
 

@@ -62,6 +62,8 @@ TEST(BootstrapTest, TwoRanksOnOneDeviceAreRefused) {
   EXPECT_EQ((Codes{ncclInvalidUsage, ncclInvalidUsage}), init_on({3, 3}));
 }
 
+// Bodies of processes: each is run by a test below, as a program of its own, and not by
+// itself. Hence disabled.
 TEST(BootstrapTest, DISABLED_Process) {
   be_this_process([](Rank& self) {
     int size = 0;

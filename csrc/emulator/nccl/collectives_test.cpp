@@ -175,6 +175,8 @@ TEST(Collectives, reduce_every_type_with_every_operator) {
   as_threads(3, check_every_type_and_operator);
 }
 
+// Bodies of processes: each is run by a test below, as a program of its own, and not by
+// itself. Hence disabled.
 TEST(DISABLED_RankProcess, collectives) {
   be_this_process([](Rank& rank) {
     check_every_collective(rank);

@@ -9,7 +9,7 @@ namespace weightsync::emulator::nccl {
 
 // Empty if not set.
 inline std::string environment(const char* name) {
-  const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
+  const char* const value = std::getenv(name);  // NOLINT: only read
   return value == nullptr ? "" : value;
 }
 

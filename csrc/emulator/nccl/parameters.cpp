@@ -11,7 +11,7 @@
 #include "emulator/nccl/environment.h"
 #include "emulator/nccl/symbols.h"
 
-using namespace weightsync::emulator::nccl;  // NOLINT(google-build-using-namespace)
+using namespace weightsync::emulator::nccl;  // NOLINT: this file is the edge
 
 // What a handle points to.
 struct ncclParamHandle {

@@ -91,6 +91,8 @@ TEST(PointToPoint, messages_of_a_pair_arrive_in_the_order_of_their_calls) {
   as_threads(2, check_order);
 }
 
+// Bodies of processes: each is run by a test below, as a program of its own, and not by
+// itself. Hence disabled.
 TEST(DISABLED_RankProcess, point_to_point) {
   be_this_process([](Rank& rank) {
     check_all_pairs(rank);

@@ -57,6 +57,8 @@ void exchange_words(const Rank& rank) {
   }
 }
 
+// Bodies of processes: each is run by a test below, as a program of its own, and not by
+// itself. Hence disabled.
 TEST(Process, DISABLED_exchanges_words) { be_this_process(exchange_words); }
 
 TEST(OneSidedProcesses, put_to_each_other) {

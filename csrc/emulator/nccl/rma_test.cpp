@@ -281,6 +281,7 @@ TEST(OneSided, all_ranks_may_put_to_all_at_once) {
 }
 
 // Not run by default: it prints two numbers to compare.
+// Prints times, which depend on what else runs: run it by hand.
 TEST(OneSided, DISABLED_a_large_put_is_about_as_fast_as_memcpy) {
   as_threads(2, [](const Rank& rank) {
     constexpr std::size_t kBytes = std::size_t{64} << 20;

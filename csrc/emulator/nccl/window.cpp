@@ -53,7 +53,7 @@ ncclWindow_t new_handle() {
   static std::atomic<std::uint64_t> last{0};
   const auto process = static_cast<std::uint64_t>(::getpid()) & 0xffffffU;
   const std::uint64_t number = (process << 24 | ++last) << 8;
-  return reinterpret_cast<ncclWindow_t>(number);  // NOLINT(performance-no-int-to-ptr)
+  return reinterpret_cast<ncclWindow_t>(number);  // NOLINT: an address it is
 }
 
 std::string describe(const Request& request) {
@@ -176,7 +176,7 @@ std::shared_ptr<shm::Segment> segment_of(Communicator& communicator,
   if (memory.memory.pid != ::getpid()) {
     return communicator.peer_memory().open(memory.memory);
   }
-  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  // It came as a number. NOLINTNEXTLINE(performance-no-int-to-ptr)
   const auto found = find_allocation(reinterpret_cast<const void*>(memory.address));
   return found ? found->segment : nullptr;
 }

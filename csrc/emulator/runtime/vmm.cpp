@@ -32,7 +32,7 @@ std::string range(const void* address, std::size_t nbytes) {
 }
 
 void* pointer(std::uintptr_t address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  return reinterpret_cast<void*>(address);  // NOLINT: an address it is
 }
 
 // Takes an address range without memory; false where there is none.
