@@ -24,7 +24,7 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	properties emulator emulator-test clean
+	conformance properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -44,7 +44,7 @@ $(VENV)/.requirements: pyproject.toml $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed: $(CXX_SOURCES) $(VENV)/.requirements
-	@echo "Building the extension (two minutes the first time)"
+	@echo "Building the extension and the emulator (four minutes the first time)"
 	@$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)/extension \
 		--editable '.[cli,example]' '$(TORCH_REQUIREMENT)' $(quietly)
 	@touch $@
@@ -79,18 +79,12 @@ cpp-test: $(VENV)/.requirements ## Test the C++ core: plain, and under the sanit
 python-test: install ## Run the Python tests
 	@scripts/python-test
 
+conformance: install ## Run the conformance suite, also what is too slow for the CI
+	@scripts/python-test tests/conformance -m ''
+
 properties: install ## Run the property tests with 2,000 examples each
 	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \
 		--timeout 3600
-
-emulator: install ## Build the emulator of CUDA and NCCL too, which is not finished
-	@$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)/extension \
-		--config-settings=cmake.define.WEIGHTSYNC_EMULATOR=ON \
-		--config-settings='build.targets=_C;weightsync_emulator' \
-		--editable '.[cli,example]' '$(TORCH_REQUIREMENT)' $(quietly)
-
-emulator-test: emulator ## Run the Python tests of the emulator
-	@scripts/python-test --override-ini addopts=--import-mode=importlib tests/emulator
 
 clean: ## Remove what was built, and keep the environments
 	@rm -rf $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

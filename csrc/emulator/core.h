@@ -116,6 +116,9 @@ class Stream {
   // Runs `run` after everything enqueued before. `what` names the operation in
   // messages, such as "ncclAllReduce". Never blocks.
   virtual void enqueue(std::string what, std::function<void()> run) = 0;
+  // The same for what neither waits nor touches memory of the program, such as the
+  // recording of an event: it runs in the call where nothing is before it.
+  virtual void mark(std::string what, std::function<void()> run) = 0;
   // Whether everything enqueued before has run.
   virtual bool is_idle() const = 0;
   // Waits for what is enqueued now. Not from an operation.

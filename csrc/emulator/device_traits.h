@@ -27,4 +27,10 @@ WEIGHTSYNC_EMULATOR_EXPORT int device_of_bus_id(const std::string& id);
 
 WEIGHTSYNC_EMULATOR_EXPORT std::array<char, 16> device_uuid(int device);
 
+// The GPUs of the emulated machine, hidden ones too, numbered as physical_device()
+// does. These three read the environment alone: a process may call them and fork.
+WEIGHTSYNC_EMULATOR_EXPORT int physical_device_count();
+WEIGHTSYNC_EMULATOR_EXPORT std::array<char, 16> physical_device_uuid(int physical);
+WEIGHTSYNC_EMULATOR_EXPORT int physical_device_bus(int physical);
+
 }  // namespace weightsync::emulator

@@ -18,7 +18,10 @@ from weightsync.testing.libraries import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIBRARIES = ("libweightsync_cudart.so", "libcuda.so.1", "libnccl.so.2")
+LIBRARIES = (
+    *("libweightsync_cudart.so", "libcuda.so.1"),
+    *("libnvidia-ml.so.1", "libnccl.so.2"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -108,22 +111,27 @@ def test_impossible_values_are_refused(
     assert str(raised.value) == message
 
 
-def test_libraries_are_found_where_all_of_them_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", LIBRARIES)
+def test_libraries_are_found_where_all_of_them_are(
+    missing: str, tmp_path: Path
+) -> None:
     partly = installed(tmp_path / "partly")
-    (partly / "libcuda.so.1").unlink()
+    (partly / missing).unlink()
     wholly = installed(tmp_path / "wholly")
 
     assert find_libraries([partly, wholly]) == wholly
 
 
 def test_missing_libraries_are_named_with_what_to_do(tmp_path: Path) -> None:
+    folder = installed(tmp_path / "_emulator")
+    for name in ("libcuda.so.1", "libnccl.so.2"):
+        (folder / name).unlink()
     with pytest.raises(UnsupportedError) as raised:
-        find_libraries([tmp_path])
+        find_libraries([folder])
 
     assert str(raised.value) == (
-        f"the libraries of the emulator (libweightsync_cudart.so, libcuda.so.1, "
-        f"libnccl.so.2) are not in {tmp_path}: install weightsync again, with "
-        f"pip install --no-build-isolation"
+        f"the emulator is not complete: libcuda.so.1, libnccl.so.2 should be in "
+        f"{folder}: install weightsync again, with pip install --no-build-isolation"
     )
 
 

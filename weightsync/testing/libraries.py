@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 RUNTIME: Final = "libweightsync_cudart.so"
 DRIVER: Final = "libcuda.so.1"
+MANAGEMENT: Final = "libnvidia-ml.so.1"
 NCCL: Final = "libnccl.so.2"
+LIBRARIES: Final = (RUNTIME, DRIVER, MANAGEMENT, NCCL)
 
 
 def library_folders() -> list[Path]:
@@ -30,12 +32,12 @@ def library_folders() -> list[Path]:
 
 def find_libraries(folders: Sequence[Path]) -> Path:
     """Return the first folder with all libraries; UnsupportedError without one."""
-    found = [folder for folder in folders if _is_complete(folder)]
+    found = [folder for folder in folders if not _missing(folder)]
     if not found:
+        missing = ", ".join(_missing(folders[0]))
         raise UnsupportedError(
-            f"the libraries of the emulator ({RUNTIME}, {DRIVER}, {NCCL}) are not in "
-            f"{folders[0]}: install weightsync again, with "
-            f"pip install --no-build-isolation"
+            f"the emulator is not complete: {missing} should be in {folders[0]}: "
+            f"install weightsync again, with pip install --no-build-isolation"
         )
     if set(" :;") & set(str(found[0])):
         raise UnsupportedError(
@@ -64,5 +66,5 @@ def check_torch(folder: Path | None) -> None:
         )
 
 
-def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in (RUNTIME, DRIVER, NCCL))
+def _missing(folder: Path) -> list[str]:
+    return [name for name in LIBRARIES if not (folder / name).is_file()]

@@ -41,7 +41,7 @@ enum Attribute : int {
 
 template <class Value>
 bool give(void* result, Value value) {
-  std::memcpy(result, &value, sizeof value);
+  std::memcpy(result, static_cast<const void*>(&value), sizeof value);
   return true;
 }
 

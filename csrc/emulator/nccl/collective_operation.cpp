@@ -5,6 +5,7 @@
 
 #include "emulator/nccl/comm.h"
 #include "emulator/nccl/diagnosis.h"
+#include "emulator/nccl/stall.h"
 
 namespace weightsync::emulator::nccl {
 
@@ -238,7 +239,7 @@ std::string CollectiveOperation::describe() const {
 }
 
 Outcome CollectiveOperation::run(Execution& execution) {
-  if (!carry_out(collective_.fault, [&] { return execution.aborted(); })) return {};
+  if (!carry_out_watched(execution.communicator(), collective_.fault)) return {};
   return Run(*this, execution).run();
 }
 

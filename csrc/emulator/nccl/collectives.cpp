@@ -12,6 +12,7 @@
 #include "emulator/nccl/group.h"
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/reduction_operators.h"
+#include "emulator/nccl/stall.h"
 #include "emulator/nccl/transfer.h"
 
 namespace weightsync::emulator::nccl {
@@ -36,9 +37,7 @@ Outcome enqueue_alone(CollectiveCall call, const CommunicatorPtr& communicator,
   if (!target) return {ncclUnhandledCudaError, "invalid stream"};
   const char* const what = function_of(call.asked.kind);
   target->enqueue(what, [call = std::move(call), communicator] {
-    if (!carry_out(call.fault, [&] { return communicator->aborted(); })) {
-      return;
-    }
+    if (!carry_out_watched(*communicator, call.fault)) return;
     const Outcome outcome = run_alone(call, *communicator);
     if (!outcome.ok()) communicator->fail(outcome);
   });

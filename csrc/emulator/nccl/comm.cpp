@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "emulator/nccl/diagnosis.h"
+#include "emulator/nccl/handles.h"
 #include "emulator/nccl/registry.h"
 
 namespace weightsync::emulator::nccl {
@@ -26,7 +27,11 @@ std::shared_ptr<Communicator> Communicator::create(int rank, int size, int devic
 }
 
 Communicator::Communicator(int rank, int size, int device, Config config)
-    : rank_(rank), size_(size), device_(device), config_(std::move(config)) {}
+    : handle_(new_handle<ncclComm_t>()),
+      rank_(rank),
+      size_(size),
+      device_(device),
+      config_(std::move(config)) {}
 
 Communicator::~Communicator() = default;
 

@@ -1,9 +1,9 @@
 // Communicator: one rank of a communicator, and what it offers to operations.
 //
-// An ncclComm_t is a Communicator; find() tells live handles from anything else. It is
-// held by a registry of the process until ncclCommDestroy or ncclCommAbort, by the
-// group jobs and by the operations that still run. Any thread may call anything, unless
-// it says otherwise.
+// An ncclComm_t stands for a Communicator; find() tells live handles from anything
+// else. It is held by a registry of the process until ncclCommDestroy or ncclCommAbort,
+// by the group jobs and by the operations that still run. Any thread may call anything,
+// unless it says otherwise.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // All that live in this process, for diagnosis.
   static std::vector<std::shared_ptr<Communicator>> all();
 
-  ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
+  ncclComm_t handle() const { return handle_; }
 
   // What getters and operations check first: 4 while a nonblocking call is in progress,
   // the async error if there is one, else ok.
@@ -148,6 +148,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void synchronize();
   // Leaves: the handle is dead, peers see `gone`, parts are destroyed. Idempotent.
   void retire();
+  // Blocks until the ranks of other processes have left too, or died.
+  void await_departures();
 
   std::shared_ptr<Serial> share_serial() const { return serial_; }
   // Children made by calls of all ranks (split, grow) so far.
@@ -163,8 +165,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Outcome await_rank(int rank, const std::string& what,
                      const std::function<bool()>& condition);
+  bool has_left(int rank);
 
   // Constant after construction.
+  const ncclComm_t handle_;
   const int rank_;
   const int size_;
   const int device_;

@@ -8,6 +8,7 @@
 
 #include "emulator/nccl/config_support.h"
 #include "emulator/nccl/rank_support.h"
+#include "emulator/nccl/window_support.h"
 
 namespace weightsync::emulator::nccl {
 namespace {
@@ -139,6 +140,20 @@ TEST(ShrinkTest, ArgumentsAreChecked) {
   });
 }
 
+TEST(ShrinkTest, RanksThatAreNoneOrTwiceInTheListAndUnknownFlagsAreIgnored) {
+  as_threads(2, [](Rank& self) {
+    int excluded[] = {99, 1, 1, -5};
+    ncclComm_t child = nullptr;
+    if (self.rank == 1) return;
+    EXPECT_EQ(ncclSuccess,
+              ncclCommShrink(self.communicator, excluded, 4, &child, nullptr, 2));
+
+    EXPECT_EQ(1, size_of(child));
+    EXPECT_EQ(2, size_of(self.communicator));  // which is still there
+    EXPECT_EQ(ncclSuccess, ncclCommDestroy(child));
+  });
+}
+
 TEST(ShrinkTest, AnAbortingShrinkEndsWhatWaitsForTheExcludedRank) {
   as_threads(3, [](Rank& self) {
     if (self.rank == 1) return;  // never comes
@@ -163,6 +178,17 @@ TEST(ShrinkTest, ARevokedCommunicatorShrinksAndTheChildWorks) {
     ncclComm_t child = nullptr;
     EXPECT_EQ(ncclSuccess,
               ncclCommShrink(self.communicator, excluded, 1, &child, nullptr, 0));
+
+    expect_works(child, self);
+    EXPECT_EQ(ncclSuccess, ncclCommDestroy(child));
+  });
+}
+
+TEST(SplitTest, ARevokedCommunicatorSplitsAndTheChildWorks) {
+  as_threads(2, [](Rank& self) {
+    ncclComm_t child = nullptr;
+    EXPECT_EQ(ncclSuccess, ncclCommRevoke(self.communicator, 0));
+    EXPECT_EQ(ncclSuccess, ncclCommSplit(self.communicator, 0, 0, &child, nullptr));
 
     expect_works(child, self);
     EXPECT_EQ(ncclSuccess, ncclCommDestroy(child));
@@ -210,6 +236,44 @@ void grow(int root) {
 TEST(GrowTest, OldRanksKeepTheirPlacesAndNewOnesFollow) { grow(0); }
 TEST(GrowTest, AnyOldRankMayMakeTheId) { grow(1); }
 
+TEST(GrowTest, AnIdFromBeforeAnotherChildIsStale) {
+  as_threads(1, [](Rank& self) {
+    ncclUniqueId id{};
+    ncclComm_t child = nullptr;
+    ncclComm_t grown = nullptr;
+    EXPECT_EQ(ncclSuccess, ncclCommGetUniqueId(self.communicator, &id));
+    EXPECT_EQ(ncclSuccess, ncclCommSplit(self.communicator, 0, 0, &child, nullptr));
+
+    EXPECT_EQ(ncclInvalidArgument,
+              ncclCommGrow(self.communicator, 2, &id, -1, &grown, nullptr));
+    EXPECT_EQ(nullptr, grown);
+    EXPECT_EQ(ncclSuccess, ncclCommDestroy(child));
+  });
+}
+
+TEST(GrowTest, TheFirstAndTheLastRankWaitForTheIdInTheCallEvenNonblocking) {
+  Steps steps;
+  std::atomic<int> returned{0};
+  const auto act = [&](Rank& self) {
+    ncclComm_t grown = nullptr;
+    if (self.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      EXPECT_EQ(0, returned);
+      ncclUniqueId id{};
+      EXPECT_EQ(ncclSuccess, ncclCommGetUniqueId(self.communicator, &id));
+      while (returned < 2) std::this_thread::yield();
+      steps.reach(1);
+      return;
+    }
+    EXPECT_EQ(ncclInProgress,
+              ncclCommGrow(self.communicator, 4, nullptr, -1, &grown, nullptr));
+    ++returned;
+    steps.await(1);
+    EXPECT_EQ(ncclSuccess, ncclCommAbort(grown));  // nobody else comes
+  };
+  as_threads(3, act, nonblocking_config());
+}
+
 TEST(GrowTest, ArgumentsAreChecked) {
   as_threads(1, [](Rank& self) {
     const ncclUniqueId plain = new_unique_id();
@@ -235,6 +299,56 @@ TEST(GrowTest, ArgumentsAreChecked) {
     EXPECT_EQ(ncclInvalidArgument, fresh(&plain, 1));
     EXPECT_EQ(nullptr, grown);
   });
+}
+
+// Leaves out rank 2 and takes it in again, whose id it gets from the others.
+void shrink_and_grow(const Rank& self) {
+  ncclComm_t small = nullptr;
+  if (self.rank < 2) {
+    int excluded = 2;
+    EXPECT_EQ(ncclSuccess,
+              ncclCommShrink(self.communicator, &excluded, 1, &small, nullptr, 0));
+    expect_works(small, self);
+  }
+  const DeviceBuffer shared(self.device, sizeof(ncclUniqueId));
+  auto* const id = reinterpret_cast<ncclUniqueId*>(shared.data());
+  if (self.rank == 0) {
+    EXPECT_EQ(ncclSuccess, ncclCommGetUniqueId(small, id));
+  }
+  EXPECT_EQ(ncclSuccess,
+            ncclBcast(id, sizeof *id, ncclInt8, 0, self.communicator, self.stream));
+  self.synchronize();
+  ncclComm_t grown = nullptr;
+  EXPECT_EQ(ncclSuccess, self.rank < 2
+                             ? ncclCommGrow(small, 3, nullptr, -1, &grown, nullptr)
+                             : ncclCommGrow(nullptr, 3, id, 2, &grown, nullptr));
+  EXPECT_EQ(self.rank, rank_of(grown));
+  expect_works(grown, self);
+  EXPECT_EQ(ncclSuccess, ncclCommDestroy(grown));
+  EXPECT_EQ(ncclSuccess, ncclCommDestroy(small));
+}
+
+void revoke_and_split(const Rank& self) {
+  EXPECT_EQ(ncclSuccess, ncclCommRevoke(self.communicator, 0));
+  ncclComm_t half = nullptr;
+  EXPECT_EQ(ncclSuccess, ncclCommSplit(self.communicator, self.rank % 2, -self.rank,
+                                       &half, nullptr));
+  EXPECT_EQ(self.rank == 0 ? 1 : 0, rank_of(half));
+  expect_works(half, self);
+  EXPECT_EQ(ncclSuccess, ncclCommDestroy(half));
+}
+
+// A body of processes, not a test. Hence disabled.
+TEST(DISABLED_RankProcess, families) {
+  be_this_process([](Rank& self) {
+    shrink_and_grow(self);
+    revoke_and_split(self);
+  });
+}
+
+TEST(FamilyAcrossProcesses, ShrinksGrowsAndSplits) {
+  EXPECT_EQ((std::vector<int>{0, 0, 0}),
+            as_processes(3, "DISABLED_RankProcess.families"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "emulator/nccl/comm.h"
 #include "emulator/nccl/config_support.h"
 #include "emulator/nccl/rank_support.h"
+#include "emulator/nccl/window_support.h"
 
 namespace weightsync::emulator::nccl {
 namespace {
@@ -185,16 +186,23 @@ TEST_F(GroupTest, ASimulationWithoutInfoIsAnEnd) {
 }
 
 TEST_F(GroupTest, AStreamOfAnotherDeviceIsRefused) {
-  ASSERT_TRUE(set_current_device(1).ok());
-  const auto foreign = stream_of(nullptr)->handle();
-  ASSERT_TRUE(set_current_device(0).ok());
-  const ncclResult_t code = call({"a test", nullptr}, [&] {
-    return add_operation(communicator_, told("foreign", Phase::kCollective), foreign);
-  });
+  const int mine = current_device();
+  ASSERT_TRUE(set_current_device(mine + 1).ok());
+  const OwnStream foreign;
+  ASSERT_TRUE(set_current_device(mine).ok());
+  const auto add_to = [&](cudaStream_t stream) {
+    return call({"a test", nullptr}, [&] {
+      return add_operation(communicator_, told("foreign", Phase::kCollective), stream);
+    });
+  };
 
+  EXPECT_EQ(ncclUnhandledCudaError, add_to(foreign.get()));
+  EXPECT_TRUE(log().empty());
   // The default stream has one handle for all devices, and means the communicator's.
-  EXPECT_TRUE(code == ncclSuccess || code == ncclUnhandledCudaError);
-  communicator_->synchronize();
+  ASSERT_TRUE(set_current_device(mine + 1).ok());
+  EXPECT_EQ(ncclSuccess, add_to(nullptr));
+  ASSERT_TRUE(set_current_device(mine).ok());
+  EXPECT_EQ((std::vector<std::string>{"foreign"}), log());
 }
 
 TEST_F(GroupTest, BlockingAndNonblockingDoNotMix) {

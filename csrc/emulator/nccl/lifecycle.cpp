@@ -9,6 +9,8 @@
 #include "emulator/nccl/device_scope.h"
 #include "emulator/nccl/group.h"
 #include "emulator/nccl/process_faults.h"
+#include "emulator/nccl/stall.h"
+#include "emulator/nccl/switches.h"
 
 namespace weightsync::emulator::nccl {
 namespace {
@@ -40,6 +42,19 @@ HostStep leaving_step(const CommunicatorPtr& communicator, const char* what) {
   return step;
 }
 
+// The proxies of the ranks on a machine end together, unless a finalize or a revoke has
+// stopped them before.
+HostStep destroying_step(const CommunicatorPtr& communicator) {
+  HostStep step = leaving_step(communicator, "ncclCommDestroy");
+  if (!switches().strict || communicator->finalized()) return step;
+  step.run = [communicator, leave = std::move(step.run)]() -> Outcome {
+    if (Outcome left = leave(); !left.ok()) return left;
+    if (communicator->connected()) communicator->await_departures();
+    return {};
+  };
+  return step;
+}
+
 }  // namespace
 
 Outcome meet_fault(OperationKind operation, Communicator& communicator) {
@@ -48,7 +63,7 @@ Outcome meet_fault(OperationKind operation, Communicator& communicator) {
   if (const int code = failed(action); code != 0) {
     return {static_cast<ncclResult_t>(code), "a fault was asked for: " + action.entry};
   }
-  if (carry_out(action, [&] { return communicator.aborted(); })) return {};
+  if (carry_out_watched(communicator, action)) return {};
   return {ncclInternalError, "aborted while stalled by a fault: " + action.entry};
 }
 
@@ -142,7 +157,7 @@ Outcome destroy(const CommunicatorPtr& communicator) {
   if (Outcome ready = communicator->ready(); !ready.ok()) return ready;
   Outcome fault = meet_fault(OperationKind::kDestroy, *communicator);
   if (!fault.ok()) return fault;
-  return add_step(communicator, leaving_step(communicator, "ncclCommDestroy"));
+  return add_step(communicator, destroying_step(communicator));
 }
 
 Outcome abort_operations(const CommunicatorPtr& communicator) {
@@ -166,11 +181,16 @@ Outcome revoke(const CommunicatorPtr& communicator, int flags) {
   communicator->mark_revoked();
   communicator->raise_abort();
   communicator->join_work();
+  if (!communicator->connected()) {
+    // Its creation has failed, by this or before: there is nothing to be used again.
+    communicator->lower_abort();
+    return communicator->ready();
+  }
   HostStep step;
   step.step = Step::kTeardown;
   step.what = "ncclCommRevoke";
   step.run = [communicator]() -> Outcome {
-    if (communicator->connected()) communicator->synchronize();
+    communicator->synchronize();
     communicator->lower_abort();
     return {};
   };

@@ -25,6 +25,11 @@ bool has_seen(const Meeting& meeting, std::uint64_t key) {
 
 }  // namespace
 
+bool Communicator::has_left(int rank) {
+  return control(rank).gone.load(std::memory_order_acquire) != 0 ||
+         is_process_gone(control(rank).pid);
+}
+
 Outcome Communicator::await_rank(int rank, const std::string& what,
                                  const std::function<bool()>& condition) {
   if (condition()) return {};
@@ -35,8 +40,7 @@ Outcome Communicator::await_rank(int rank, const std::string& what,
   for (;;) {
     const std::uint32_t seen = bell.count();
     // Looked at before the condition: what a peer did before it left counts.
-    const bool left = control(rank).gone.load(std::memory_order_acquire) != 0 ||
-                      is_process_gone(control(rank).pid);
+    const bool left = has_left(rank);
     if (condition()) return {};
     if (left) {
       return {ncclRemoteError,
@@ -44,6 +48,22 @@ Outcome Communicator::await_rank(int rank, const std::string& what,
     }
     if (aborted()) return {ncclInternalError, what + " was aborted"};
     bell.wait(seen, shm::after(kLook));
+  }
+}
+
+void Communicator::await_departures() {
+  shm::Doorbell& bell = control().doorbell;
+  const shm::Doorbell::Waiting waiting(bell);
+  for (int rank = 0; rank < size_; ++rank) {
+    if (control(rank).pid == control().pid || has_left(rank)) continue;
+    const diagnosis::Guard guard(*this, [rank] {
+      return "for " + rank_name(rank) + " to destroy or abort its communicator too";
+    });
+    for (;;) {
+      const std::uint32_t seen = bell.count();
+      if (has_left(rank)) break;
+      bell.wait(seen, shm::after(kLook));
+    }
   }
 }
 

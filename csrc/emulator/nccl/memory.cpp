@@ -4,6 +4,7 @@
 #include "emulator/core.h"
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/process_faults.h"
+#include "emulator/nccl/stall.h"
 #include "emulator/nccl/switches.h"
 
 namespace weightsync::emulator::nccl {
@@ -19,7 +20,7 @@ Outcome mem_alloc(void** ptr, std::size_t size) {
   if (const int code = failed(fault); code != 0) {
     return {static_cast<ncclResult_t>(code), "a fault was asked for: " + fault.entry};
   }
-  (void)carry_out(fault);
+  (void)carry_out_watched(fault);
   if (ptr == nullptr) return cuda_error("there is no place for the pointer");
   *ptr = nullptr;
   // cudaMalloc of nothing gives nothing.

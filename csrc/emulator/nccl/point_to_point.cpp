@@ -11,6 +11,7 @@
 #include "emulator/nccl/diagnosis.h"
 #include "emulator/nccl/group.h"
 #include "emulator/nccl/operations.h"
+#include "emulator/nccl/stall.h"
 
 namespace weightsync::emulator::nccl {
 
@@ -279,7 +280,7 @@ Outcome PointToPoint::prepare(Communicator& communicator) {
 
 Outcome PointToPoint::run(Execution& execution) {
   for (const Message& message : messages_) {
-    if (!carry_out(message.fault, [&] { return execution.aborted(); })) return {};
+    if (!carry_out_watched(execution.communicator(), message.fault)) return {};
   }
   return Run(messages_, execution).run();
 }

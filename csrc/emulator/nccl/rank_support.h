@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "emulator/core.h"
+#include "emulator/nccl/config_support.h"
 #include "emulator/nccl/symbols.h"
 
 extern char** environ;
@@ -59,15 +60,17 @@ inline ncclUniqueId new_unique_id() {
   return id;
 }
 
-// Joins, acts, and leaves. Each rank has a device of its own.
+// Joins, acts, and leaves. Each rank has a device of its own while there are enough.
 inline void be_a_rank(int rank, int size, const ncclUniqueId& id,
-                      const std::function<void(Rank&)>& act) {
+                      const std::function<void(Rank&)>& act,
+                      ncclConfig_t config = undefined_config()) {
   Rank self;
   self.rank = rank;
   self.size = size;
-  self.device = rank;
-  ASSERT_TRUE(set_current_device(rank).ok());
-  ASSERT_EQ(ncclSuccess, ncclCommInitRank(&self.communicator, size, id, rank));
+  self.device = rank % device_count();
+  ASSERT_TRUE(set_current_device(self.device).ok());
+  ncclCommInitRankConfig(&self.communicator, size, id, rank, &config);
+  ASSERT_EQ(ncclSuccess, poll(self.communicator));
   act(self);
   self.synchronize();
   if (self.communicator != nullptr) {
@@ -75,11 +78,12 @@ inline void be_a_rank(int rank, int size, const ncclUniqueId& id,
   }
 }
 
-inline void as_threads(int size, const std::function<void(Rank&)>& act) {
+inline void as_threads(int size, const std::function<void(Rank&)>& act,
+                       const ncclConfig_t& config = undefined_config()) {
   const ncclUniqueId id = new_unique_id();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] { be_a_rank(rank, size, id, act); });
+    threads.emplace_back([&, rank] { be_a_rank(rank, size, id, act, config); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -162,17 +166,25 @@ inline std::vector<int> as_processes(int size, const std::string& name,
   return codes;
 }
 
-// In a process that RankProcess started.
-inline void be_this_process(const std::function<void(Rank&)>& act) {
+// What a process was told that RankProcess started.
+inline int told_number(const char* name) { return std::atoi(std::getenv(name)); }
+
+inline ncclUniqueId told_id() {
   const char* const text = std::getenv("WEIGHTSYNC_TEST_ID");
-  if (text == nullptr) GTEST_SKIP() << "a part of another test";
   ncclUniqueId id{};
   for (std::size_t i = 0; i < sizeof id.internal; ++i) {
     const std::string digits(text + 2 * i, 2);
     id.internal[i] = static_cast<char>(std::stoi(digits, nullptr, 16));
   }
-  be_a_rank(std::atoi(std::getenv("WEIGHTSYNC_TEST_RANK")),
-            std::atoi(std::getenv("WEIGHTSYNC_TEST_SIZE")), id, act);
+  return id;
+}
+
+inline void be_this_process(const std::function<void(Rank&)>& act) {
+  if (std::getenv("WEIGHTSYNC_TEST_ID") == nullptr) {
+    GTEST_SKIP() << "a part of another test";
+  }
+  be_a_rank(told_number("WEIGHTSYNC_TEST_RANK"), told_number("WEIGHTSYNC_TEST_SIZE"),
+            told_id(), act);
 }
 
 }  // namespace weightsync::emulator::nccl

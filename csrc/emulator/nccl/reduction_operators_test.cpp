@@ -87,5 +87,64 @@ TEST(ReductionOperators, belong_to_one_communicator_and_one_type) {
   });
 }
 
+TEST(ReductionOperators, are_unknown_to_another_communicator) {
+  as_threads(1, [](Rank& rank) {
+    const DeviceBuffer memory(rank.device, 4);
+    int factor = 2;
+    ncclRedOp_t op{};
+    ncclComm_t child = nullptr;
+    ASSERT_EQ(ncclSuccess, ncclCommSplit(rank.communicator, 0, 0, &child, nullptr));
+    ASSERT_EQ(ncclSuccess,
+              ncclRedOpCreatePreMulSum(&op, &factor, ncclInt32, ncclScalarHostImmediate,
+                                       rank.communicator));
+
+    EXPECT_EQ(ncclInvalidArgument, ncclAllReduce(memory.data(), memory.data(), 1,
+                                                 ncclInt32, op, child, rank.stream));
+    EXPECT_EQ(ncclInvalidArgument, ncclRedOpDestroy(op, child));
+    EXPECT_EQ(ncclSuccess, ncclRedOpDestroy(op, rank.communicator));
+    EXPECT_EQ(ncclSuccess, ncclCommDestroy(child));
+  });
+}
+
+TEST(ReductionOperators, may_be_destroyed_before_the_end_of_the_group_that_uses_them) {
+  as_threads(2, [](Rank& rank) {
+    const DeviceBuffer memory(rank.device, 4);
+    auto* const value = reinterpret_cast<std::int32_t*>(memory.data());
+    *value = 5;
+    int factor = 3;
+    ncclRedOp_t op{};
+    ASSERT_EQ(ncclSuccess,
+              ncclRedOpCreatePreMulSum(&op, &factor, ncclInt32, ncclScalarHostImmediate,
+                                       rank.communicator));
+    ncclGroupStart();
+    EXPECT_EQ(ncclSuccess, ncclAllReduce(value, value, 1, ncclInt32, op,
+                                         rank.communicator, rank.stream));
+    EXPECT_EQ(ncclSuccess, ncclRedOpDestroy(op, rank.communicator));
+    EXPECT_EQ(ncclSuccess, ncclGroupEnd());
+    rank.synchronize();
+
+    EXPECT_EQ(30, *value);
+  });
+}
+
+TEST(ReductionOperators, of_one_rank_scale_at_the_call_even_in_a_group) {
+  as_threads(1, [](Rank& rank) {
+    const DeviceBuffer memory(rank.device, 8);
+    auto* const values = reinterpret_cast<float*>(memory.data());
+    values[0] = 4;
+    float factor = 0.5F;
+    ncclRedOp_t op{};
+    ASSERT_EQ(ncclSuccess,
+              ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32,
+                                       ncclScalarHostImmediate, rank.communicator));
+    ncclGroupStart();
+    EXPECT_EQ(ncclSuccess, ncclAllReduce(values, values + 1, 1, ncclFloat32, op,
+                                         rank.communicator, rank.stream));
+    rank.synchronize();
+    EXPECT_EQ(2, values[1]);
+    EXPECT_EQ(ncclSuccess, ncclGroupEnd());
+  });
+}
+
 }  // namespace
 }  // namespace weightsync::emulator::nccl

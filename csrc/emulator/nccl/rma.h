@@ -61,7 +61,4 @@ RmaCall rma_call(Communicator& communicator);
 Outcome add_signals(const std::shared_ptr<Communicator>& communicator,
                     const std::string& call);
 
-// Delays, stalls or kills, as `fault` says; the stream's operation goes on if true.
-bool carry_out_on_stream(Communicator& communicator, const Action& fault);
-
 }  // namespace weightsync::emulator::nccl

@@ -251,25 +251,10 @@ class NothingEndsAWait : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(NothingEndsAWait, the_call_hangs_and_is_reported) {
   const std::string name = std::string("waits_and_") + GetParam();
-  const ncclUniqueId id = new_unique_id();
-  int ends[2];
-  ASSERT_EQ(0, ::pipe(ends));
-  const std::vector<std::string> variables{
-      kLimit + "1", "WEIGHTSYNC_TEST_STDERR=" + std::to_string(ends[1])};
-  RankProcess passive(test_of(name.c_str()), 1, 2, id, variables);
-  RankProcess waiting(test_of(name.c_str()), 0, 2, id, variables);
-  ::close(ends[1]);
-  const int code = waiting.wait_in_time();
-  passive.kill();
-  (void)passive.wait();
-  Watched watched;
-  char buffer[4096];
-  for (ssize_t n = 0; (n = ::read(ends[0], buffer, sizeof buffer)) > 0;) {
-    watched.printed.append(buffer, static_cast<std::size_t>(n));
-  }
-  ::close(ends[0]);
+  const Watched watched =
+      watch_processes(2, test_of(name.c_str()), {kLimit + "1"}, Ends::kWithRank0);
 
-  EXPECT_EQ(diagnosis::kHangExitCode, code);
+  EXPECT_EQ((std::vector<int>{diagnosis::kHangExitCode, -SIGKILL}), watched.codes);
   EXPECT_FALSE(says(watched, "has returned"));
   EXPECT_TRUE(says(watched, "for signal 2 of rank 1 (1 arrived)")) << watched.printed;
   EXPECT_TRUE(says(watched, "waits for its operations to end")) << watched.printed;
@@ -347,16 +332,16 @@ TEST(OneSidedHangs, a_put_to_a_dead_rank_completes_without_one) {
 TEST(Process, DISABLED_only_rank_0_signals) {
   be_watched([](Rank& rank) {
     if (rank.rank == 0) (void)send_signal(rank, 0);
-    if (rank.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+    if (rank.rank == 1) std::this_thread::sleep_for(kForever);
     ::_exit(0);
   });
 }
 
 TEST(OneSidedHangs, a_first_call_of_some_ranks_only_is_reported) {
-  const Watched watched =
-      watch_processes(2, test_of("only_rank_0_signals"), {kLimit + "1"});
+  const Watched watched = watch_processes(2, test_of("only_rank_0_signals"),
+                                          {kLimit + "1"}, Ends::kWithRank0);
 
-  EXPECT_EQ((std::vector<int>{diagnosis::kHangExitCode, 0}), watched.codes);
+  EXPECT_EQ((std::vector<int>{diagnosis::kHangExitCode, -SIGKILL}), watched.codes);
   EXPECT_TRUE(says(watched, "in ncclSignal"));
   EXPECT_TRUE(says(watched, "the first one-sided call, which every rank has to make"));
   EXPECT_TRUE(says(watched, "rank 1 (process"));

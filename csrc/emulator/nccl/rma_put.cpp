@@ -14,6 +14,7 @@
 #include "emulator/nccl/rma.h"
 #include "emulator/nccl/rma_plan.h"
 #include "emulator/nccl/shared_segments.h"
+#include "emulator/nccl/stall.h"
 #include "emulator/nccl/switches.h"
 #include "emulator/nccl/window.h"
 #include "shm/copy.h"
@@ -148,7 +149,9 @@ class PutBatch : public Operation {
     std::atomic<std::size_t> reported{0};
     std::size_t posted = 0;
     for (const Put& put : puts_) {
-      if (!carry_out_on_stream(communicator, put.fault)) return {};
+      if (!carry_out_watched(communicator, put.fault, OnAbort::kKeepWaiting)) {
+        return {};
+      }
       if (put.remote) {
         post(communicator, put, reported);
         ++posted;

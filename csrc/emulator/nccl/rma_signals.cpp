@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "emulator/nccl/diagnosis.h"
 #include "emulator/nccl/group.h"
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/process_faults.h"
@@ -95,12 +94,6 @@ Outcome add_signals(const std::shared_ptr<Communicator>& communicator,
   return add_step(communicator, {Step::kRegister, call + ": the first one-sided call",
                                  [communicator] { return make_signals(*communicator); },
                                  nullptr, false});
-}
-
-bool carry_out_on_stream(Communicator& communicator, const Action& fault) {
-  if (!fault) return true;
-  const diagnosis::Guard guard(communicator, "for the fault " + fault.entry);
-  return carry_out(fault);
 }
 
 }  // namespace weightsync::emulator::nccl

@@ -257,30 +257,37 @@ TEST(OneSided, a_peer_that_frees_its_memory_too_early_disturbs_nobody) {
   });
 }
 
-TEST(OneSided, all_ranks_may_put_to_all_at_once) {
-  as_threads(4, [](const Rank& rank) {
-    const TestWindow window(rank, kWindow);
-    for (std::size_t round = 1; round <= 20; ++round) {
-      window.word(0) = round * 10 + static_cast<std::size_t>(rank.rank);
-      ncclGroupStart();
-      for (int peer = 0; peer < rank.size; ++peer) {
-        EXPECT_EQ(ncclSuccess, put_word(window, rank, peer, 0,
-                                        1 + static_cast<std::size_t>(rank.rank)));
-      }
-      EXPECT_EQ(ncclSuccess, ncclGroupEnd());
-      for (int peer = 0; peer < rank.size; ++peer) {
-        EXPECT_EQ(ncclSuccess, wait_for(rank, peer, 1));
-      }
-      rank.synchronize();
-      for (std::size_t peer = 0; peer < 4; ++peer) {
-        EXPECT_EQ(round * 10 + peer, window.word(1 + peer));
-      }
-      meet(rank);
+void put_to_all(const Rank& rank, std::size_t rounds) {
+  const TestWindow window(rank, kWindow);
+  for (std::size_t round = 1; round <= rounds; ++round) {
+    window.word(0) = round * 100 + static_cast<std::size_t>(rank.rank);
+    ncclGroupStart();
+    for (int peer = 0; peer < rank.size; ++peer) {
+      EXPECT_EQ(ncclSuccess, put_word(window, rank, peer, 0,
+                                      1 + static_cast<std::size_t>(rank.rank)));
     }
-  });
+    EXPECT_EQ(ncclSuccess, ncclGroupEnd());
+    for (int peer = 0; peer < rank.size; ++peer) {
+      EXPECT_EQ(ncclSuccess, wait_for(rank, peer, 1));
+    }
+    rank.synchronize();
+    for (std::size_t peer = 0; peer < static_cast<std::size_t>(rank.size); ++peer) {
+      EXPECT_EQ(round * 100 + peer, window.word(1 + peer));
+    }
+    meet(rank);
+  }
 }
 
-// Not run by default: it prints two numbers to compare.
+TEST(OneSided, all_ranks_may_put_to_all_at_once) {
+  as_threads(4, [](const Rank& rank) { put_to_all(rank, 20); });
+}
+
+// Two on each device.
+TEST(OneSided, sixteen_ranks_may_put_to_all_at_once) {
+  const Setting shared("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  as_threads(16, [](const Rank& rank) { put_to_all(rank, 2); });
+}
+
 // Prints times, which depend on what else runs: run it by hand.
 TEST(OneSided, DISABLED_a_large_put_is_about_as_fast_as_memcpy) {
   as_threads(2, [](const Rank& rank) {

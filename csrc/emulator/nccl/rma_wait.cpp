@@ -7,6 +7,7 @@
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/process_faults.h"
 #include "emulator/nccl/rma.h"
+#include "emulator/nccl/stall.h"
 
 namespace weightsync::emulator::nccl {
 namespace {
@@ -46,7 +47,7 @@ class WaitOperation : public Operation {
   // Nothing releases it but the signals: not abort, nor revoke, nor a dead peer.
   Outcome run(Execution& execution) override {
     Communicator& communicator = execution.communicator();
-    if (!carry_out_on_stream(communicator, fault_)) return {};
+    if (!carry_out_watched(communicator, fault_, OnAbort::kKeepWaiting)) return {};
     execution.wait(
         [&] {
           for (const Target& target : targets_) {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -17,9 +16,11 @@
 
 #include "emulator/core.h"
 #include "emulator/nccl/group.h"
+#include "emulator/nccl/handles.h"
 #include "emulator/nccl/operations.h"
 #include "emulator/nccl/process_faults.h"
 #include "emulator/nccl/rma.h"
+#include "emulator/nccl/stall.h"
 #include "emulator/nccl/switches.h"
 #include "emulator/nccl/window_rules.h"
 
@@ -46,14 +47,6 @@ struct Request {
 
 std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
-}
-
-// Different on every rank, and never the address of anything.
-ncclWindow_t new_handle() {
-  static std::atomic<std::uint64_t> last{0};
-  const auto process = static_cast<std::uint64_t>(::getpid()) & 0xffffffU;
-  const std::uint64_t number = (process << 24 | ++last) << 8;
-  return reinterpret_cast<ncclWindow_t>(number);  // NOLINT: an address it is
 }
 
 std::string describe(const Request& request) {
@@ -219,7 +212,7 @@ Outcome register_together(const Request& request, const Allocation& found) {
   Outcome barrier = communicator.exchange("the end of the registration of a window",
                                           Bytes(1), nothing);
   if (!barrier.ok()) return barrier;
-  const ncclWindow_t handle = new_handle();
+  const auto handle = new_handle<ncclWindow_t>();
   {
     const shm::MutexLock lock(windows.mu);
     windows.table.add(handle, std::move(window));
@@ -230,12 +223,15 @@ Outcome register_together(const Request& request, const Allocation& found) {
 
 Outcome carry_out_registration(const Request& request, const Action& fault) {
   Communicator* const communicator = request.communicator.get();
-  if (!carry_out(fault, [communicator] { return communicator->aborted(); })) {
+  if (!carry_out_watched(*communicator, fault)) {
     return {ncclInternalError, "aborted while stalled by a fault: " + fault.entry};
   }
-  if (Outcome made = make_signals_with_windows(*request.communicator); !made.ok()) {
-    return made;
+  if (communicator->revoked()) {
+    return {ncclInternalError, describe(request) +
+                                   ": the communicator was revoked, and a revoke stops "
+                                   "what ranks exchange memory through"};
   }
+  if (Outcome made = make_signals_with_windows(*communicator); !made.ok()) return made;
   const std::optional<Allocation> found = find_allocation(request.buffer);
   Outcome checked = check_memory(request, found);
   if (!checked.ok() || !found) return checked;

@@ -153,13 +153,16 @@ class Steps {
 };
 
 // Processes as ranks whose stderr is read.
+enum class Ends { kByThemselves, kWithRank0 };  // rank 0 does, the others are killed
+
 struct Watched {
   std::vector<int> codes;  // by rank
   std::string printed;     // by all
 };
 
 inline Watched watch_processes(int size, const std::string& name,
-                               std::vector<std::string> variables) {
+                               std::vector<std::string> variables,
+                               Ends ends_how = Ends::kByThemselves) {
   int ends[2];
   EXPECT_EQ(0, ::pipe(ends));
   variables.push_back("WEIGHTSYNC_TEST_STDERR=" + std::to_string(ends[1]));
@@ -179,6 +182,7 @@ inline Watched watch_processes(int size, const std::string& name,
       }
     });
     for (RankProcess& process : processes) {
+      if (!watched.codes.empty() && ends_how == Ends::kWithRank0) process.kill();
       watched.codes.push_back(process.wait_in_time());
     }
   }

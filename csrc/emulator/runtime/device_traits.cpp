@@ -1,7 +1,10 @@
 #include "emulator/device_traits.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
+
+#include "configuration.h"
 
 namespace weightsync::emulator {
 namespace {
@@ -70,7 +73,7 @@ constexpr int kFirstBus = 1;
 
 int device_attribute(int device, int attribute) {
   constexpr int kPciBus = 33;
-  if (attribute == kPciBus) return physical_device(device) + kFirstBus;
+  if (attribute == kPciBus) return physical_device_bus(physical_device(device));
   const auto found = attributes().find(attribute);
   return found == attributes().end() ? 0 : found->second;
 }
@@ -78,7 +81,7 @@ int device_attribute(int device, int attribute) {
 std::string pci_bus_id(int device) {
   char text[16];
   std::snprintf(text, sizeof text, "0000:%02X:00.0",
-                physical_device(device) + kFirstBus);
+                physical_device_bus(physical_device(device)));
   return text;
 }
 
@@ -90,9 +93,20 @@ int device_of_bus_id(const std::string& id) {
 }
 
 std::array<char, 16> device_uuid(int device) {
+  return physical_device_uuid(physical_device(device));
+}
+
+int physical_device_count() {
+  const char* const devices = std::getenv("WEIGHTSYNC_EMULATOR_GPUS");
+  return static_cast<int>(read_configuration(devices, nullptr, nullptr).devices.size());
+}
+
+std::array<char, 16> physical_device_uuid(int physical) {
   std::array<char, 16> uuid{'w', 'e', 'i', 'g', 'h', 't', 's', 'y', 'n', 'c'};
-  uuid.back() = static_cast<char>(physical_device(device));
+  uuid.back() = static_cast<char>(physical);
   return uuid;
 }
+
+int physical_device_bus(int physical) { return physical + kFirstBus; }
 
 }  // namespace weightsync::emulator

@@ -52,8 +52,8 @@ Result<std::shared_ptr<Event>> Event::open(int device, const shm::Locator& locat
 
 void Event::record(Stream& stream) {
   const std::uint64_t number = numbers_->recorded.fetch_add(1) + 1;
-  stream.enqueue("cudaEventRecord",
-                 [numbers = numbers_, number] { reach(*numbers, number); });
+  stream.mark("cudaEventRecord",
+              [numbers = numbers_, number] { reach(*numbers, number); });
 }
 
 void Event::reach(Numbers& numbers, std::uint64_t number) {

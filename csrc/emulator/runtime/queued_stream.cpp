@@ -48,6 +48,14 @@ void QueuedStream::enqueue(std::string what, std::function<void()> run) {
   });
 }
 
+// Waking the thread would cost more than the operation.
+void QueuedStream::mark(std::string what, std::function<void()> run) {
+  order_(*this, [&](std::vector<Point> before) {
+    if (before.empty() && is_idle()) return run();
+    put({std::move(what), std::move(run), std::move(before)});
+  });
+}
+
 void QueuedStream::put(Operation operation) {
   Status started;
   {

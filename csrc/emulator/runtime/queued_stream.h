@@ -58,6 +58,7 @@ class QueuedStream final : public Stream,
   CUstream_st* handle() const override;
   std::string name() const override { return traits_.name; }
   void enqueue(std::string what, std::function<void()> run) override;
+  void mark(std::string what, std::function<void()> run) override;
   bool is_idle() const override;
   void synchronize() override;
 

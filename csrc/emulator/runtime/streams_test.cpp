@@ -62,6 +62,30 @@ TEST_F(StreamsTest, RunsOperationsInOrderAndNotAtTheCall) {
   EXPECT_TRUE(stream->is_idle());
 }
 
+TEST_F(StreamsTest, AMarkRunsInTheCallWhereNothingIsBeforeIt) {
+  const auto stream = streams_.create(0, cudaStreamNonBlocking, 0);
+  bool ran = false;
+  stream->mark("mark", [&] { ran = true; });
+
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(StreamsTest, AMarkComesAfterWhatIsBeforeItOnAnyStream) {
+  const auto fallback = streams_.find(nullptr, 0);
+  const auto blocking = streams_.create(0, 0, 0);
+  Gate gate;
+  std::atomic<int> ran{0};
+  fallback->enqueue("gate", gate.operation());
+  fallback->mark("after the gate", [&] { ++ran; });
+  blocking->mark("after the default stream", [&] { ++ran; });
+  EXPECT_EQ(0, ran);
+  gate.open();
+  blocking->synchronize();
+  fallback->synchronize();
+
+  EXPECT_EQ(2, ran);
+}
+
 TEST_F(StreamsTest, ABlockingStreamWaitsForTheDefaultStream) {
   const auto fallback = streams_.find(nullptr, 0);
   const auto blocking = streams_.create(0, 0, 0);
