@@ -93,6 +93,30 @@ def a_kernel() -> None:
     assert torch.equal(held.cpu(), torch.arange(4.0))
 
 
+def a_kernel_compiled_at_run_time() -> None:
+    held = torch.arange(4.0).cuda()
+    with pytest.raises(RuntimeError, match=r"weightsync emulator: cuModuleLoadData"):
+        torch.special.bessel_j1(held)
+
+    assert torch.equal(held.cpu(), torch.arange(4.0))
+
+
+def expandable_segments() -> None:
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    held = [torch.arange(1 << 20).cuda(index) for index in (0, 1, 1)]
+    segments = torch.cuda.memory_snapshot()
+    copied = held[1].to("cuda:0")
+
+    assert {True} == {segment["is_expandable"] for segment in segments}
+    assert torch.equal(copied.cpu(), torch.arange(1 << 20))
+    del held, copied
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(0) == torch.cuda.memory_reserved(1) == 0
+    for index in (0, 1):
+        free, total = torch.cuda.mem_get_info(index)
+        assert free == total
+
+
 def _hold(shared: torch.Tensor, answer: torch.multiprocessing.Queue[bool]) -> None:
     answer.put(torch.equal(shared.cpu(), torch.arange(1000)))
     del shared
@@ -121,6 +145,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         memory_pools_and_statistics,
         out_of_memory,
         a_kernel,
+        a_kernel_compiled_at_run_time,
+        expandable_segments,
         tensors_of_other_processes,
     )
 }

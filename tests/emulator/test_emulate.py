@@ -86,11 +86,63 @@ def test_the_program_replaces_the_command_and_its_signals_are_its_own() -> None:
     assert process.returncode == -signal.SIGTERM
 
 
-def test_a_program_sees_emulated_gpus() -> None:
-    script = "import torch; print(torch.cuda.device_count())"
+def test_what_a_program_starts_sees_emulated_gpus() -> None:
+    script = (
+        "import subprocess, sys\n"
+        "count = 'import torch; print(torch.cuda.device_count())'\n"
+        "subprocess.run([sys.executable, '-c', count], check=True)\n"
+    )
     done = emulate("--gpus", "3", "--", sys.executable, "-c", script)
 
     assert done.stdout == "3\n", done.stderr
+
+
+def test_torchrun_runs_on_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "rank = int(os.environ['LOCAL_RANK'])\n"
+        "torch.cuda.set_device(rank)\n"
+        "dist.init_process_group('nccl')\n"
+        "number = torch.tensor([rank + 1]).cuda()\n"
+        "dist.all_reduce(number)\n"
+        "dist.destroy_process_group()\n"
+        "os.write(1, f'{rank} {number.cpu().item()}\\n'.encode())\n"
+    )
+    torchrun = Path(sys.executable).with_name("torchrun")
+    done = emulate(
+        *("--gpus", "2", "--", str(torchrun)),
+        *("--standalone", "--nproc-per-node", "2", str(program)),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 3", "1 3"]
+
+
+def test_ctrl_c_ends_a_program_whose_work_never_ends() -> None:
+    script = (
+        "import time, torch, torch.distributed as dist\n"
+        "store = dist.HashStore()\n"
+        "dist.init_process_group('nccl', store=store, rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.tensor([1]).cuda())\n"
+        "print('waits', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-m", "weightsync.cli", "emulate"]
+    command += ["--fault", "all_reduce:stall", "--", sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+
+    assert said == "waits\n"
+    assert process.returncode == -signal.SIGINT, errors
+    assert "KeyboardInterrupt" in errors
 
 
 def test_a_program_that_does_not_exist_is_named(

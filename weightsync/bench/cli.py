@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from weightsync.bench import memory, plan, plots, push, put_signal, tables
+from weightsync.bench import emulator, memory, plan, plots, push, put_signal, tables
+from weightsync.bench.emulator import EmulatorCase
 from weightsync.bench.environment import Environment
 from weightsync.bench.plan import PlanCase
 from weightsync.bench.plan_model import MoeModel
@@ -52,7 +53,7 @@ one trainer rank, one generator rank and the leader, and how even the load is.""
 FAILED: Final = 1
 QUICK_TOTAL: Final = 1 << 30
 
-Case = PutCase | PushCase | PlanCase
+Case = PutCase | PushCase | PlanCase | EmulatorCase
 Cases = list[Case]
 
 
@@ -93,11 +94,13 @@ def measure(cases: Cases) -> Report:
 def _run(case: Case) -> Result:
     if isinstance(case, PutCase):
         return put_signal.run(case)
+    if isinstance(case, EmulatorCase):
+        return emulator.run(case)
     return plan.run(case) if isinstance(case, PlanCase) else push.run(case)
 
 
 def _processes(case: Case) -> int:
-    if isinstance(case, PutCase):
+    if isinstance(case, PutCase | EmulatorCase):
         return case.ranks
     if isinstance(case, PlanCase):
         return 1
@@ -142,6 +145,11 @@ def parse(argv: Sequence[str] | None) -> Arguments:
             "plan", help="who sends what, at scale", description=PLAN_DESCRIPTION
         )
     )
+    added = commands.add_parser(
+        "emulator", help="CUDA and NCCL emulated", description=emulator.DESCRIPTION
+    )
+    emulator.add_arguments(added)
+    _add_output(added)
     found = parser.parse_args(argv)
     try:
         cases: Cases = both() if found.make is None else found.make(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from weightsync.bench.results import PlanResult, PutResult
+from weightsync.bench.results import PlanResult, PushResult, PutResult
 from weightsync.bench.units import format_size
 from weightsync.errors import UnsupportedError
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from weightsync.bench.results import PushResult, Result
+    from weightsync.bench.results import Result
 
 SUFFIXES: Final = (".png", ".svg")
 PUT: Final = "#1f6fb4"
@@ -40,7 +40,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
             _draw_put(result, above, below)
         elif isinstance(result, PlanResult):
             _draw_plan(result, above, below)
-        else:
+        elif isinstance(result, PushResult):
             _draw_push(result, above, below)
     figure.savefig(path, dpi=120)
 

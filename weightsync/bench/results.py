@@ -123,6 +123,25 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     verified: int
 
 
+class EmulatorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the emulator does, repeated.
+
+    ``beside`` is what it is compared with: a plain import of torch, a memcpy. ``value``
+    is of medians and ``best_value`` of the shortest: seconds on top for a start, memcpy
+    by put (1 is as fast) for a put, seconds for an all-reduce. ``asked`` is the least
+    for a put and the most for the others.
+    """
+
+    name: str
+    measured: Spread
+    best: float
+    beside: Spread | None
+    value: float
+    best_value: float
+    asked: float
+    met: bool
+
+
 class PutResult(msgspec.Struct, frozen=True, tag="put-signal", tag_field="benchmark"):
     """One run of ``put-signal``; ``verified`` is bytes compared by all ranks."""
 
@@ -153,7 +172,17 @@ class PlanResult(msgspec.Struct, frozen=True, tag="plan", tag_field="benchmark")
     rows: list[PlanRow]
 
 
-Result = PutResult | PushResult | PlanResult
+class EmulatorResult(
+    msgspec.Struct, frozen=True, tag="emulator", tag_field="benchmark"
+):
+    """One run of ``emulator``; its figures say nothing of any GPU."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[EmulatorRow]
+
+
+Result = PutResult | PushResult | PlanResult | EmulatorResult
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -171,8 +200,8 @@ def unsteady(result: Result) -> list[str]:
     if isinstance(result, PlanResult):
         return found
     for row in result.rows:
-        spread = row.memcpy_burst if isinstance(row, PutRow) else row.memcpy
-        if spread.p90 > UNSTEADY * spread.p50:
+        spread = _memcpy(row)
+        if spread is not None and spread.p90 > UNSTEADY * spread.p50:
             found.append(_name(row))
     if not found:
         return []
@@ -183,7 +212,17 @@ def unsteady(result: Result) -> list[str]:
     return [message]
 
 
-def _name(row: PutRow | PushRow) -> str:
+def _memcpy(row: PutRow | PushRow | EmulatorRow) -> Spread | None:
+    if isinstance(row, PutRow):
+        return row.memcpy_burst
+    if isinstance(row, PushRow):
+        return row.memcpy
+    return row.beside if row.name == "put" else None
+
+
+def _name(row: PutRow | PushRow | EmulatorRow) -> str:
     if isinstance(row, PutRow):
         return f"{row.size} B"
+    if isinstance(row, EmulatorRow):
+        return row.name
     return f"{row.case}/{row.mode}"

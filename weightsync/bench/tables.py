@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weightsync.bench.results import PlanResult, PushResult, PutResult, PutRow
+from weightsync.bench.results import (
+    EmulatorResult,
+    PlanResult,
+    PushResult,
+    PutResult,
+    PutRow,
+)
 from weightsync.bench.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -13,7 +19,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from weightsync.bench.environment import Environment
-    from weightsync.bench.results import PlanRow, PushRow, Result
+    from weightsync.bench.results import EmulatorRow, PlanRow, PushRow, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ def table(result: Result) -> Table:
         return _put_table(result)
     if isinstance(result, PlanResult):
         return _plan_table(result)
+    if isinstance(result, EmulatorResult):
+        return _emulator_table(result)
     return _push_table(result)
 
 
@@ -217,4 +225,35 @@ def _plan_cells(row: PlanRow) -> tuple[str, ...]:
         str(row.generator_runs),
         format_seconds(row.checked),
         f"{row.largest_sender:.3f}",
+    )
+
+
+def _emulator_table(result: EmulatorResult) -> Table:
+    heads = ("what", "p50", "p99", "best", "beside p50", "figure", "best", "asked", "")
+    size = format_size(result.parameters["size"])
+    notes = [
+        "These are figures of the emulator on this machine's CPUs, not of any GPU.",
+        "Start: a program that uses a GPU; beside it, one that imports torch.",
+        f"Put: {size}, beside it a memcpy of the same bytes; 1.00 is as fast.",
+        "All-reduce: four bytes, from the call until the stream has done it.",
+        f"{format_size(result.verified)} were compared and are right.",
+    ]
+    rows = [_emulator_cells(row) for row in result.rows]
+    return Table("the emulator of CUDA and NCCL, two ranks", heads, rows, notes)
+
+
+def _emulator_cells(row: EmulatorRow) -> tuple[str, ...]:
+    def figure(value: float) -> str:
+        return f"{value:.2f}" if row.name == "put" else format_seconds(value)
+
+    return (
+        row.name,
+        format_seconds(row.measured.p50),
+        format_seconds(row.measured.p99),
+        format_seconds(row.best),
+        "" if row.beside is None else format_seconds(row.beside.p50),
+        figure(row.value),
+        figure(row.best_value),
+        ("at least " if row.name == "put" else "under ") + figure(row.asked),
+        "met" if row.met else "not met",
     )

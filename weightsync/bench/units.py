@@ -51,7 +51,7 @@ def format_size(nbytes: int) -> str:
 def format_seconds(seconds: float) -> str:
     """Write a duration with three digits: ``12.3 us``, ``105 ms``."""
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
+        if abs(seconds) < limit:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds:.3g} s"
 
