@@ -1,24 +1,32 @@
-"""weightsync moves the weights of a model from trainers to generators, one-sidedly."""
+"""weightsync moves the weights of a model from trainers to generators, one-sidedly.
+
+Importing it imports nothing else: each name comes from its module when it is first
+used, so that what needs no torch, such as ``weightsync emulate``, does not wait for it.
+"""
 
 from __future__ import annotations
 
-from weightsync import blocking
-from weightsync.errors import (
-    ClosedError,
-    DtypeError,
-    EpochError,
-    PeerError,
-    PlanError,
-    ProtocolError,
-    TimedOutError,
-    UnsupportedError,
-    WeightSyncError,
-)
-from weightsync.layout import Shard
-from weightsync.lease import Lease, Weights
-from weightsync.stats import PushReport, ReplicaReport, Update
-from weightsync.transport import Generator, Trainer
-from weightsync.window import Operation, Window
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from weightsync import blocking
+    from weightsync.errors import (
+        ClosedError,
+        DtypeError,
+        EpochError,
+        PeerError,
+        PlanError,
+        ProtocolError,
+        TimedOutError,
+        UnsupportedError,
+        WeightSyncError,
+    )
+    from weightsync.layout import Shard
+    from weightsync.lease import Lease, Weights
+    from weightsync.stats import PushReport, ReplicaReport, Update
+    from weightsync.transport import Generator, Trainer
+    from weightsync.window import Operation, Window
 
 __all__ = [
     "ClosedError",
@@ -42,3 +50,34 @@ __all__ = [
     "Window",
     "blocking",
 ]
+
+# Where the names are that are not of weightsync.errors.
+_HOMES: Final = {
+    "Generator": "transport",
+    "Lease": "lease",
+    "Operation": "window",
+    "PushReport": "stats",
+    "ReplicaReport": "stats",
+    "Shard": "layout",
+    "Trainer": "transport",
+    "Update": "stats",
+    "Weights": "lease",
+    "Window": "window",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "blocking":
+        return importlib.import_module("weightsync.blocking")
+    home = importlib.import_module(f"weightsync.{_HOMES.get(name, 'errors')}")
+    found = getattr(home, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """List the public names too that nobody used yet."""
+    return sorted({*globals(), *__all__})

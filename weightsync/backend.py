@@ -1,8 +1,7 @@
 """Loads the compiled core and registers its c10d backends.
 
-Importing this module registers ``weightsync-shm`` with ``torch.distributed``::
+``weightsync-shm`` is known to ``torch.distributed`` wherever weightsync is installed::
 
-    import weightsync.backend
     dist.init_process_group("weightsync-shm", ...)
 """
 
@@ -98,5 +97,14 @@ def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:
     )
 
 
+def register() -> None:
+    """Register the backends with ``torch.distributed``, unless they are registered.
+
+    torch calls it for a name that it does not know, through the package's entry points.
+    """
+    if SHM not in dist.Backend.backend_list:
+        dist.Backend.register_backend(SHM, _create, extended_api=True, devices=["cpu"])
+
+
 _check_torch()
-dist.Backend.register_backend(SHM, _create, extended_api=True, devices=["cpu"])
+register()

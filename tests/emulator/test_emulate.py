@@ -123,7 +123,9 @@ def test_torchrun_runs_on_it(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_program_whose_work_never_ends() -> None:
     script = (
-        "import time, torch, torch.distributed as dist\n"
+        "import signal, time, torch, torch.distributed as dist\n"
+        # Ignored where the tests themselves run in the background of a shell.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('nccl', store=store, rank=0, world_size=1)\n"
         "dist.all_reduce(torch.tensor([1]).cuda())\n"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from weightsync.cli import emulate, plan
 from weightsync.errors import PlanError, WeightSyncError
 
 if TYPE_CHECKING:
@@ -16,13 +16,20 @@ FAILED: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
+COMMANDS: Final = {
+    "plan": "who sends what to whom",
+    "emulate": "a program on emulated GPUs",
+}
+"""Each is a module of this package, which is imported when its command is given."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code: 2 for bad input, 1 for what is missing.
 
     Exits with code 2 where the arguments themselves are wrong, as argparse does.
     """
-    found = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    found = _parser(arguments[0] if arguments else "").parse_args(arguments)
     try:
         found.run(found)
     except WeightSyncError as error:
@@ -33,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weightsync",
         description="Moves model weights from trainers to generators.",
@@ -41,14 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True
     )
-    added = commands.add_parser(
-        "plan", help="who sends what to whom", description=plan.DESCRIPTION
-    )
-    plan.add_arguments(added)
-    added.set_defaults(run=plan.run)
-    added = commands.add_parser(
-        "emulate", help="a program on emulated GPUs", description=emulate.DESCRIPTION
-    )
-    emulate.add_arguments(added)
-    added.set_defaults(run=emulate.run)
+    for name, purpose in COMMANDS.items():
+        added = commands.add_parser(name, help=purpose)
+        if name == given:
+            module = importlib.import_module(f"weightsync.cli.{name}")
+            added.description = module.DESCRIPTION
+            module.add_arguments(added)
+            added.set_defaults(run=module.run)
     return parser
