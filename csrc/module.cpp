@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/describe.h"
+#include "backend/nccl/options.h"
+#include "backend/nccl/process_group_nccl.h"
 #include "backend/process_group_shm.h"
 #include "backend/repoint.h"
 #include "backend/status_error.h"
@@ -90,6 +92,38 @@ void bind_process_group(py::module_& module) {
            py::arg("enable_reconfigure"));
 }
 
+void bind_nccl(py::module_& module) {
+  using nccl::Config;
+  py::class_<Config>(module, "NcclConfig")
+      .def(py::init<>())
+      .def_readwrite("cga_cluster_size", &Config::cga_cluster_size)
+      .def_readwrite("min_ctas", &Config::min_ctas)
+      .def_readwrite("max_ctas", &Config::max_ctas)
+      .def_readwrite("cta_policy", &Config::cta_policy)
+      .def_readwrite("split_share", &Config::split_share)
+      .def_readwrite("shrink_share", &Config::shrink_share)
+      .def_readwrite("traffic_class", &Config::traffic_class)
+      .def_readwrite("net_name", &Config::net_name)
+      .def_readwrite("comm_name", &Config::name);
+  py::class_<OptionsNccl, c10d::Backend::Options, Holder<OptionsNccl>>(module,
+                                                                       "NcclOptions")
+      .def(py::init<std::chrono::milliseconds>(),
+           py::arg("timeout") = kBackendDefaultTimeout)
+      .def_readwrite("config", &OptionsNccl::config)
+      .def_readwrite("is_high_priority_stream", &OptionsNccl::is_high_priority_stream)
+      .def_readwrite("blocking_wait", &OptionsNccl::blocking_wait)
+      .def_readwrite("library", &OptionsNccl::library);
+  py::class_<ProcessGroupNccl, c10d::Backend, Holder<ProcessGroupNccl>>(
+      module, "ProcessGroupNccl", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init([](const Holder<c10d::Store>& store, int rank, int size,
+                       const Holder<OptionsNccl>& options) {
+             // Not a call guard: see ProcessGroupShm.
+             const py::gil_scoped_release unlocked;
+             return c10::make_intrusive<ProcessGroupNccl>(store, rank, size, options);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -100,6 +134,7 @@ PYBIND11_MODULE(_C, module) {
   bind_work(module);
   bind_window(module);
   bind_process_group(module);
+  bind_nccl(module);
   module.def("describe", &describe, py::arg("tensors"),
              "Everything about these tensors that a layout depends on, as bytes: equal "
              "bytes mean an equal layout.");

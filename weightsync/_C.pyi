@@ -50,6 +50,31 @@ class ProcessGroupShm(Backend):
         enable_reconfigure: bool,
     ) -> None: ...
 
+class NcclConfig:
+    cga_cluster_size: int | None
+    min_ctas: int | None
+    max_ctas: int | None
+    cta_policy: int | None
+    split_share: int | None
+    shrink_share: int | None
+    traffic_class: int | None
+    net_name: str
+    comm_name: str
+    def __init__(self) -> None: ...
+
+class NcclOptions(Backend.Options):
+    config: NcclConfig
+    is_high_priority_stream: bool
+    blocking_wait: bool
+    library: str
+    enable_reconfigure: bool
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+
+class ProcessGroupNccl(Backend):
+    def __init__(
+        self, store: Store, rank: int, size: int, options: NcclOptions
+    ) -> None: ...
+
 def describe(tensors: Sequence[Tensor]) -> bytes: ...
 def repoint(
     tensors: Sequence[Tensor], memory: Tensor, offsets: Sequence[int]

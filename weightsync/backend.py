@@ -1,8 +1,9 @@
 """Loads the compiled core and registers its c10d backends.
 
-``weightsync-shm`` is known to ``torch.distributed`` wherever weightsync is installed::
+``weightsync-shm`` and ``weightsync-nccl2`` are known to ``torch.distributed`` wherever
+weightsync is installed::
 
-    dist.init_process_group("weightsync-shm", ...)
+    dist.init_process_group("weightsync-nccl2", device_id=device)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from weightsync.errors import UnsupportedError
+from weightsync.errors import PlanError, UnsupportedError
 
 if TYPE_CHECKING:
     from weightsync import _C
@@ -32,10 +33,13 @@ else:
         raise UnsupportedError(message) from error
 
 SHM = "weightsync-shm"
+NCCL = "weightsync-nccl2"
 
 # Groups that exist, to be ended when the process ends: a thread that comes back from
 # the core while the interpreter is taken down would end the process by a signal.
-_groups: weakref.WeakSet[_C.ProcessGroupShm] = weakref.WeakSet()
+_groups: weakref.WeakSet[_C.ProcessGroupShm | _C.ProcessGroupNccl] = weakref.WeakSet()
+
+NcclOptions = _C.NcclOptions
 
 describe = _C.describe
 first_unwritable = _C.first_unwritable
@@ -71,12 +75,16 @@ def create_shm(
         TimedOutError: a rank did not come.
     """
     meeting = dist.HashStore() if store is None else store
+    group = _C.ProcessGroupShm(meeting, rank, size, timeout, enable_reconfigure)
+    _end_with_process(group)
+    return group
+
+
+def _end_with_process(group: _C.ProcessGroupShm | _C.ProcessGroupNccl) -> None:
     if not _groups:
         atexit.unregister(_end_groups)
         atexit.register(_end_groups)  # last in, so first out: before the runtimes end
-    group = _C.ProcessGroupShm(meeting, rank, size, timeout, enable_reconfigure)
     _groups.add(group)
-    return group
 
 
 def _end_groups() -> None:
@@ -97,13 +105,36 @@ def _create(options: Any, backend_options: Any) -> _C.ProcessGroupShm:
     )
 
 
+def _create_nccl(options: Any, backend_options: Any) -> _C.ProcessGroupNccl:
+    if backend_options is None:
+        backend_options = NcclOptions()
+    if not isinstance(backend_options, NcclOptions):
+        message = (
+            f"the options of {NCCL} are a weightsync.backend.NcclOptions; "
+            f"found {type(backend_options).__name__}"
+        )
+        raise PlanError(message)
+    if options.enable_reconfigure or backend_options.enable_reconfigure:
+        message = f"{NCCL} cannot be formed by reconfigure yet"
+        raise UnsupportedError(message)
+    backend_options._timeout = options.timeout
+    group = _C.ProcessGroupNccl(
+        options.store, options.group_rank, options.group_size, backend_options
+    )
+    _end_with_process(group)
+    return group
+
+
 def register() -> None:
     """Register the backends with ``torch.distributed``, unless they are registered.
 
     torch calls it for a name that it does not know, through the package's entry points.
     """
-    if SHM not in dist.Backend.backend_list:
-        dist.Backend.register_backend(SHM, _create, extended_api=True, devices=["cpu"])
+    for name, create, device in ((SHM, _create, "cpu"), (NCCL, _create_nccl, "cuda")):
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(
+                name, create, extended_api=True, devices=[device]
+            )
 
 
 _check_torch()

@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 
 extern "C" {
 

@@ -13,10 +13,21 @@ from typing import Final
 
 import torch
 
-BACKENDS: Final = ("nccl", "nccl2")
+BACKENDS: Final = ("nccl", "nccl2", "weightsync-nccl2")
 
 # What a backend does not offer: a module of tests that NEEDS it leaves it out.
-LACKING: Final = {"nccl": ("windows", "reconfigure")}
+LACKING: Final = {
+    "nccl": ("windows", "reconfigure"),
+    # Being built.
+    "weightsync-nccl2": ("windows", "reconfigure", "split", "failure"),
+}
+
+# Which take complex numbers themselves, and so in every collective.
+COMPLEX: Final = ("weightsync-nccl2",)
+
+# Which want a list of outputs for each input in `all_gather_coalesced`. torch's
+# documentation has one for each rank.
+LISTS_OF_INPUTS: Final = ("nccl", "nccl2")
 
 TORCH: Final = ".".join(torch.__version__.split(".")[:2])
 
@@ -157,6 +168,17 @@ FAULTS: Final[tuple[Fault, ...]] = (
             "test_one_rank_gets_the_objects_of_all",
             "test_each_rank_gets_an_object_of_its_own",
             "test_a_list_of_objects_is_sent",
+        )
+    ),
+    *(
+        Fault(
+            "weightsync-nccl2",
+            test,
+            "`split` is being built, which a group with a device needs for its parts",
+        )
+        for test in (
+            "test_every_collective_works_in_a_group_of_some_ranks",
+            "test_every_collective_works_in_each_dimension_of_a_mesh[2d]",
         )
     ),
     Fault(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
+from tests.conformance.backends import COMPLEX
 from tests.conformance.coalesced import COALESCED, LISTS
 from tests.conformance.exchanges import EXCHANGES
 from tests.conformance.functional import FUNCTIONAL
@@ -56,33 +57,40 @@ class Call(NamedTuple):
 
 
 def promised(
-    calls: Iterable[Call], world: int, rank: int
+    calls: Iterable[Call], world: int, rank: int, backend: str = ""
 ) -> dict[str, bytes | Refused]:
-    """Return what the calls leave in the tensors of a rank of the group."""
-    return {call.label: _promise(call, call.place(rank, world)) for call in calls}
+    """Return what the calls leave in the tensors of a rank of the group.
+
+    That is what every backend promises, and ``backend`` if one is given.
+    """
+    return {
+        call.label: _promise(call, call.place(rank, world), backend) for call in calls
+    }
 
 
-def refused_last(calls: Iterable[Call]) -> list[Call]:
+def refused_last(calls: Iterable[Call], backend: str) -> list[Call]:
     """Put those to the end that raise an error, as a backend may not survive that."""
     return sorted(
-        calls, key=lambda each: bool(_refusal(each.operation, each.place(0, 1)))
+        calls,
+        key=lambda each: bool(_refusal(each.operation, each.place(0, 1), backend)),
     )
 
 
-def _promise(call: Call, place: Place) -> bytes | Refused:
-    words = _refusal(call.operation, place)
+def _promise(call: Call, place: Place, backend: str) -> bytes | Refused:
+    words = _refusal(call.operation, place, backend)
     if words:
         return Refused(words)
     return b"".join(map(octets, EVERY[call.operation].after(place)))
 
 
-def _refusal(operation: str, place: Place) -> tuple[str, ...]:
+def _refusal(operation: str, place: Place, backend: str) -> tuple[str, ...]:
     """Words of which the error has one that such a call raises; none if it does not."""
     dtype, reduction = place.dtype, place.reduction
     if dtype in UNMAPPED:
         return ("type",)
     if dtype.is_complex:
-        return () if _takes_complex(operation, reduction) else ("complex", "type")
+        taken = _takes_complex(operation, reduction, backend)
+        return () if taken else ("complex", "type")
     if "reduce" in operation and "fnuz" in name(dtype):
         return ("float8", "type", reduction)
     return _refused_reduction(dtype, reduction)
@@ -93,17 +101,14 @@ def _refused_reduction(dtype: torch.dtype, reduction: str) -> tuple[str, ...]:
     if bitwise or (reduction == "avg" and dtype == torch.bool):
         return (reduction,)
     if reduction == "premul_sum" and dtype not in _FACTORED:
-        return ("premulsum",)
+        return ("premulsum", "premul_sum")
     return ()
 
 
-def _takes_complex(operation: str, reduction: str) -> bool:
+def _takes_complex(operation: str, reduction: str, backend: str) -> bool:
     """torch passes them on as twice as many real numbers, where that is the same."""
-    return "reduce_scatter" not in operation and reduction in {
-        "sum",
-        "avg",
-        "premul_sum",
-    }
+    passed = "reduce_scatter" not in operation or backend in COMPLEX
+    return passed and reduction in {"sum", "avg", "premul_sum"}
 
 
 def perform(backend: str, calls: Sequence[Sequence[Any]]) -> dict[str, Answer]:

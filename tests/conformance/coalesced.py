@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
+from tests.conformance.backends import LISTS_OF_INPUTS
 from tests.conformance.operations import Operation, Place, cut
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def _all_gather_lists(
 ) -> Any:
     half = len(it) // 2
     outputs = [it[1:half], it[half + 1 :]]
+    if dist.get_backend(group) not in LISTS_OF_INPUTS:
+        outputs = [list(of_rank) for of_rank in zip(*outputs, strict=True)]
     return dist.all_gather_coalesced(outputs, [it[0], it[half]], group, async_op)
 
 

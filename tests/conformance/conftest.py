@@ -43,11 +43,8 @@ def deviations(request: pytest.FixtureRequest) -> Callable[..., dict[str, str]]:
 
 def _meets(item: pytest.Item, fault: Fault) -> bool:
     assert isinstance(item, pytest.Function)
-    others = [
-        part
-        for part in item.name.removeprefix(item.originalname).strip("[]").split("-")
-        if part and part not in BACKENDS
-    ]
-    names = {item.originalname, f"{item.originalname}[{'-'.join(others)}]"}
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+    identifiers = item.name.removeprefix(item.originalname).strip("[]")
+    others = f"-{identifiers}-".replace(f"-{backend}-", "-").strip("-")
+    names = {item.originalname, f"{item.originalname}[{others}]"}
     return fault.backend == backend and TORCH in fault.torch and fault.test in names

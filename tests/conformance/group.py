@@ -59,6 +59,9 @@ def job(backend: str, **options: Any) -> Iterator[torch.device]:
     # torch reads it when a process first names the backend `nccl`, and without it 2.15
     # makes an `nccl2`.
     os.environ["TORCH_DIST_USE_NCCL2"] = "0"
+    # Registers ours.
+    import weightsync.backend  # noqa: F401
+
     device = torch.device("cuda", rank())
     torch.cuda.set_device(device)
     dist.init_process_group(

@@ -23,6 +23,8 @@ from tests.conformance.members import exchanged, expected
 from tests.conformance.windows import numbers, raised
 from weightsync import testing
 
+NEEDS = "failure"
+
 
 def aborts(backend: str, pending: str) -> list[Any]:
     number = begun(backend)

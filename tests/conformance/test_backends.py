@@ -11,7 +11,11 @@ from tests.conformance.backends import FAULTS
 from tests.conformance.group import job
 from weightsync import testing
 
-CLASSES: Final = {"nccl": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}
+CLASSES: Final = {
+    "nccl": "ProcessGroupNCCL",
+    "nccl2": "ProcessGroupNCCL2",
+    "weightsync-nccl2": "ProcessGroupNccl",
+}
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parents[1] / "docs" / "conformance.md"

@@ -46,9 +46,9 @@ def test_every_dtype_is_reduced_by_every_reduction_that_nccl_has_for_it(
     backend: str, operation: str, deviations: Callable[..., Any]
 ) -> None:
     every = [Call(operation, name(dtype), op) for op in OPS for dtype in MOVED]
-    calls = refused_last(every)
+    calls = refused_last(every, backend)
 
-    expected = [promised(calls, WORLD, each) for each in range(WORLD)]
+    expected = [promised(calls, WORLD, each, backend) for each in range(WORLD)]
     found = testing.emulated(perform, WORLD, args=[backend, calls])
 
     assert {} == deviations(expected, found)

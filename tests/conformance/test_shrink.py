@@ -13,6 +13,8 @@ from tests.conformance.members import exchanged, expected, leave_together, quiet
 from tests.conformance.windows import board, numbers, raised
 from weightsync import testing
 
+NEEDS = "split"
+
 
 def shrinks(backend: str, excluded: list[int], flags: int) -> list[Any] | None:
     quiet()

@@ -15,6 +15,8 @@ from weightsync import testing
 
 WAYS = ("split_group", "new_group")
 
+NEEDS = "split"
+
 
 def made(way: str, groups: list[list[int]]) -> Any:
     """Make groups of these ranks; return that of this process, None without one."""

@@ -20,6 +20,8 @@ SHORT: Final = timedelta(seconds=1)
 
 CLEAN_UP: Final = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 
+NEEDS = "failure"
+
 
 def meets_nobody(backend: str) -> list[bool]:
     if rank() == 1:

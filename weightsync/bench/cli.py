@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from weightsync.bench import emulator, memory, plan, plots, push, put_signal, tables
+from weightsync.bench import (
+    backend,
+    emulator,
+    memory,
+    plan,
+    plots,
+    push,
+    put_signal,
+    tables,
+)
+from weightsync.bench.backend import BackendCase
 from weightsync.bench.emulator import EmulatorCase
 from weightsync.bench.environment import Environment
 from weightsync.bench.plan import PlanCase
@@ -53,7 +63,7 @@ one trainer rank, one generator rank and the leader, and how even the load is.""
 FAILED: Final = 1
 QUICK_TOTAL: Final = 1 << 30
 
-Case = PutCase | PushCase | PlanCase | EmulatorCase
+Case = PutCase | PushCase | PlanCase | EmulatorCase | BackendCase
 Cases = list[Case]
 
 
@@ -96,11 +106,13 @@ def _run(case: Case) -> Result:
         return put_signal.run(case)
     if isinstance(case, EmulatorCase):
         return emulator.run(case)
+    if isinstance(case, BackendCase):
+        return backend.run(case)
     return plan.run(case) if isinstance(case, PlanCase) else push.run(case)
 
 
 def _processes(case: Case) -> int:
-    if isinstance(case, PutCase | EmulatorCase):
+    if isinstance(case, PutCase | EmulatorCase | BackendCase):
         return case.ranks
     if isinstance(case, PlanCase):
         return 1
@@ -145,11 +157,13 @@ def parse(argv: Sequence[str] | None) -> Arguments:
             "plan", help="who sends what, at scale", description=PLAN_DESCRIPTION
         )
     )
-    added = commands.add_parser(
-        "emulator", help="CUDA and NCCL emulated", description=emulator.DESCRIPTION
-    )
-    emulator.add_arguments(added)
-    _add_output(added)
+    for name, case, what in (
+        ("emulator", emulator, "CUDA and NCCL emulated"),
+        ("backend", backend, "weightsync-nccl2 by torch's nccl2"),
+    ):
+        added = commands.add_parser(name, help=what, description=case.DESCRIPTION)
+        case.add_arguments(added)
+        _add_output(added)
     found = parser.parse_args(argv)
     try:
         cases: Cases = both() if found.make is None else found.make(found)

@@ -142,6 +142,22 @@ class EmulatorRow(msgspec.Struct, frozen=True, kw_only=True):
     met: bool
 
 
+class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation, issued by weightsync-nccl2 and by torch's nccl2.
+
+    Seconds of the host from the call until it returns. ``ratio`` is of medians and
+    ``best_ratio`` of the shortest, ours by theirs; ``asked`` is the most.
+    """
+
+    name: str
+    ours: Spread
+    theirs: Spread
+    ratio: float
+    best_ratio: float
+    asked: float
+    met: bool
+
+
 class PutResult(msgspec.Struct, frozen=True, tag="put-signal", tag_field="benchmark"):
     """One run of ``put-signal``; ``verified`` is bytes compared by all ranks."""
 
@@ -182,7 +198,15 @@ class EmulatorResult(
     rows: list[EmulatorRow]
 
 
-Result = PutResult | PushResult | PlanResult | EmulatorResult
+class BackendResult(msgspec.Struct, frozen=True, tag="backend", tag_field="benchmark"):
+    """One run of ``backend``; its figures say nothing of any GPU."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[BackendRow]
+
+
+Result = PutResult | PushResult | PlanResult | EmulatorResult | BackendResult
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -197,7 +221,7 @@ class Report(msgspec.Struct, frozen=True):
 def unsteady(result: Result) -> list[str]:
     """Name the rows whose memcpy varied so much that the machine was not quiet."""
     found: list[str] = []
-    if isinstance(result, PlanResult):
+    if isinstance(result, PlanResult | BackendResult):
         return found
     for row in result.rows:
         spread = _memcpy(row)

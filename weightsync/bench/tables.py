@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightsync.bench.results import (
+    BackendResult,
     EmulatorResult,
     PlanResult,
     PushResult,
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from weightsync.bench.environment import Environment
-    from weightsync.bench.results import EmulatorRow, PlanRow, PushRow, Result
+    from weightsync.bench.results import (
+        BackendRow,
+        EmulatorRow,
+        PlanRow,
+        PushRow,
+        Result,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ def table(result: Result) -> Table:
         return _plan_table(result)
     if isinstance(result, EmulatorResult):
         return _emulator_table(result)
+    if isinstance(result, BackendResult):
+        return _backend_table(result)
     return _push_table(result)
 
 
@@ -255,5 +264,33 @@ def _emulator_cells(row: EmulatorRow) -> tuple[str, ...]:
         figure(row.value),
         figure(row.best_value),
         ("at least " if row.name == "put" else "under ") + figure(row.asked),
+        "met" if row.met else "not met",
+    )
+
+
+def _backend_table(result: BackendResult) -> Table:
+    heads = (
+        *("what", "ours p50", "p99", "nccl2 p50", "p99"),
+        *("ratio", "best", "asked", ""),
+    )
+    notes = [
+        "From the call until it returns: figures of the host, not of any GPU.",
+        "Ratio: 1.00 is as long as torch's own nccl2 takes, less is shorter.",
+        f"{format_size(result.verified)} were compared and are right.",
+    ]
+    rows = [_backend_cells(row) for row in result.rows]
+    return Table("issuing small operations, two ranks", heads, rows, notes)
+
+
+def _backend_cells(row: BackendRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        format_seconds(row.ours.p50),
+        format_seconds(row.ours.p99),
+        format_seconds(row.theirs.p50),
+        format_seconds(row.theirs.p99),
+        f"{row.ratio:.2f}",
+        f"{row.best_ratio:.2f}",
+        f"at most {row.asked:.2f}",
         "met" if row.met else "not met",
     )

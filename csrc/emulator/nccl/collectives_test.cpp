@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "emulator/nccl/collective_plan.h"
 #include "emulator/nccl/rank_support.h"
 #include "emulator/nccl/reduce.h"

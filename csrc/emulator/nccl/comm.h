@@ -25,7 +25,7 @@
 #include "emulator/nccl/outcome.h"
 #include "emulator/nccl/peer_memory.h"
 #include "emulator/nccl/serial.h"
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 #include "shm/annotations.h"
 
 namespace weightsync::emulator::nccl {

@@ -13,7 +13,7 @@
 
 #include "emulator/nccl/comm.h"
 #include "emulator/nccl/outcome.h"
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 namespace weightsync::emulator::nccl {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 namespace weightsync::emulator::nccl {
 

@@ -13,7 +13,7 @@
 #include "emulator/nccl/numbers.h"
 #include "emulator/nccl/outcome.h"
 #include "emulator/nccl/reduce.h"
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 #include "shm/annotations.h"
 
 namespace weightsync::emulator::nccl {

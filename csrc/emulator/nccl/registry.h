@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 namespace weightsync::emulator::nccl {
 

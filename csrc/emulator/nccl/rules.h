@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 namespace weightsync::emulator::nccl {
 

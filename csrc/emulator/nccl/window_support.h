@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/abi.h"
 #include "emulator/core.h"
-#include "emulator/cuda_abi.h"
 #include "emulator/nccl/rank_support.h"
 #include "emulator/nccl/symbols.h"
 

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 namespace weightsync::emulator::nccl {
 

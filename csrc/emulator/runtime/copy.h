@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "machine.h"
 #include "outcome.h"
 

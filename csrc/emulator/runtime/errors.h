@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "outcome.h"
 #include "shm/annotations.h"
 

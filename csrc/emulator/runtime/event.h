@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "cuda/abi.h"
 #include "emulator/core.h"
-#include "emulator/cuda_abi.h"
 #include "outcome.h"
 #include "shm/futex.h"
 #include "shm/segment.h"

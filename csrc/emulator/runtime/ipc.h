@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "memory.h"
 #include "outcome.h"
 #include "shm/annotations.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "outcome.h"
 #include "shm/annotations.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "shm/status.h"
 
 namespace weightsync::emulator {

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 #include "outcome.h"
 #include "queued_stream.h"
 #include "shm/annotations.h"

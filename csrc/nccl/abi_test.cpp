@@ -1,10 +1,10 @@
-// nccl_abi.h against the nccl.h of an installed NCCL, where CMake found one.
+// abi.h against the nccl.h of an installed NCCL, where CMake found one.
 #include <gtest/gtest.h>
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "emulator/nccl_abi.h"
+#include "nccl/abi.h"
 
 #if __has_include(<nccl.h>)
 // Its macros are global, its types are not.

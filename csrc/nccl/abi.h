@@ -1,6 +1,6 @@
-// The types of nccl.h 2.30.7, declared here so that the emulator needs no header of
-// NCCL or CUDA. nccl_abi_test.cpp compares them with nccl.h where there is one; the
-// functions are declared in nccl/symbols.h.
+// The types of nccl.h 2.30.7, declared here so that nothing needs a header of NCCL or
+// CUDA. abi_test.cpp compares them with nccl.h where there is one; the functions are
+// declared in prototypes.h.
 #pragma once
 
 #include <climits>

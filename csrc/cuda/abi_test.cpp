@@ -1,5 +1,5 @@
 // Sizes and offsets of the structures of CUDA 13, which callers were compiled with.
-#include "emulator/cuda_abi.h"
+#include "cuda/abi.h"
 
 #include <gtest/gtest.h>
 

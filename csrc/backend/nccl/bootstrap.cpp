@@ -1,0 +1,91 @@
+#include "backend/nccl/bootstrap.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace weightsync {
+namespace {
+
+using nccl::Communicator;
+using nccl::Library;
+using nccl::Result;
+using shm::Code;
+using shm::Deadline;
+using shm::Status;
+
+// In front of what rank 0 leaves for the others.
+constexpr std::uint8_t kId = 1;
+constexpr std::uint8_t kError = 0;
+
+std::chrono::milliseconds left(Deadline deadline) {
+  const auto now = shm::Clock::now();
+  return std::max(
+      std::chrono::milliseconds(1),
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now));
+}
+
+// Lets the others know why there is no id, so that they need not wait for it.
+Result<ncclUniqueId> offer(c10d::Store& store, const std::string& key,
+                           const Library& library) {
+  auto made = nccl::make_unique_id(library);
+  std::vector<std::uint8_t> bytes;
+  if (made.ok()) {
+    const auto* const id = reinterpret_cast<const std::uint8_t*>(made.value().internal);
+    bytes.push_back(kId);
+    bytes.insert(bytes.end(), id, id + kNcclUniqueIdBytes);
+  } else {
+    const std::string& why = made.status().message();
+    bytes.push_back(kError);
+    bytes.insert(bytes.end(), why.begin(), why.end());
+  }
+  store.set(key, bytes);
+  return made;
+}
+
+Result<ncclUniqueId> take(c10d::Store& store, const std::string& key,
+                          Deadline deadline) {
+  try {
+    store.wait({key}, left(deadline));
+  } catch (const std::exception& error) {
+    return Status{Code::kTimedOut,
+                  "rank 0 left no id for the communicator under the key " + key +
+                      " of the store: " + error.what()};
+  }
+  const std::vector<std::uint8_t> bytes = store.get(key);
+  if (bytes.empty() || bytes.front() != kId) {
+    const std::string why(bytes.begin() + (bytes.empty() ? 0 : 1), bytes.end());
+    return Status{Code::kPeer, "rank 0 could not make a communicator: " + why};
+  }
+  ncclUniqueId id{};
+  std::memcpy(id.internal, bytes.data() + 1,
+              std::min(bytes.size() - 1, kNcclUniqueIdBytes));
+  return id;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Library>> library_for(const std::string& path) {
+  static std::mutex mutex;
+  static auto* const opened =
+      new std::map<std::string, std::shared_ptr<const Library>>();  // guarded by mutex
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = opened->find(path);
+  if (found != opened->end()) return found->second;
+  auto made = Library::open(path, "");
+  if (made.ok()) opened->emplace(path, made.value());
+  return made;
+}
+
+Result<Communicator::Pointer> meet(c10d::Store& store, const std::string& key,
+                                   const std::shared_ptr<const Library>& library,
+                                   const Communicator::Place& place,
+                                   const nccl::Config& config, Deadline deadline) {
+  auto id = place.rank == 0 ? offer(store, key, *library) : take(store, key, deadline);
+  if (!id.ok()) return id.status();
+  return Communicator::create(library, id.value(), place, config, deadline);
+}
+
+}  // namespace weightsync

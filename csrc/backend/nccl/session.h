@@ -1,0 +1,69 @@
+// Session: one communicator of a process group, and what its operations share.
+//
+// A reconfigure ends one session and begins another. Work and windows keep the session
+// that they were made in, so they outlive the group, and know that it ended. Any thread
+// may call anything.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/abi.h"
+#include "nccl/communicator.h"
+
+namespace weightsync {
+
+// The CUDA device of the calling thread.
+c10::Device current_device();
+// The stream that the calling thread uses on a device, and its handle.
+c10::Stream current_stream(c10::Device device);
+cudaStream_t handle_of(const c10::Stream& stream);
+// Whether what is issued on it becomes a part of a CUDA graph, and does not run now.
+bool is_captured(const c10::Stream& stream);
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(nccl::Communicator::Pointer communicator, c10::Device device,
+          bool high_priority);
+
+  nccl::Communicator& communicator() { return *communicator_; }
+  c10::Device device() const { return device_; }
+  int rank() const { return communicator_->rank(); }
+  int size() const { return communicator_->size(); }
+  // Where asynchronous operations run.
+  const c10::Stream& stream() const { return stream_; }
+
+  // Raises if the session failed or ended.
+  void check() const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Why nothing works any more; ok while it does.
+  shm::Status failure() const;
+  // The first failure stays. True if this is it.
+  bool fail(shm::Status why);
+
+  // Events without timing, used again and again: making one costs more than recording.
+  c10::Event take_event();
+  void give_back(c10::Event event);
+
+ private:
+  // Constant after construction.
+  const nccl::Communicator::Pointer communicator_;
+  const c10::Device device_;
+  const c10::Stream stream_;
+
+  std::atomic<bool> failed_{false};
+
+  mutable std::mutex mu_;
+  shm::Status failure_;             // guarded by mu_
+  std::vector<c10::Event> events_;  // guarded by mu_
+};
+
+}  // namespace weightsync
