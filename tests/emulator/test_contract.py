@@ -12,7 +12,7 @@ NAME = re.compile(r"`([A-Z]\w+\.\w{8,})`")
 
 
 def known_tests() -> set[str]:
-    sources = (ROOT / "csrc" / "emulator").rglob("*_test.cpp")
+    sources = (ROOT / "csrc").rglob("*_test.cpp")
     found = (TEST.findall(source.read_text()) for source in sources)
     return {f"{suite}.{test}" for tests in found for suite, test in tests}
 
