@@ -24,11 +24,11 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	conformance properties clean
+	conformance backend-table properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
-		awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 $(VENV)/.created:
 	@echo "Creating $(VENV)"
@@ -81,6 +81,9 @@ python-test: install ## Run the Python tests
 
 conformance: install ## Run the conformance suite, also what is too slow for the CI
 	@scripts/python-test tests/conformance -m ''
+
+backend-table: install ## Run it, and write what it gives into docs/backend.md
+	@scripts/backend-table
 
 properties: install ## Run the property tests with 2,000 examples each
 	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \

@@ -1,13 +1,19 @@
 // Python bindings of weightsync._C, and the translation of C++ errors.
 #include <pybind11/chrono.h>
+#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/describe.h"
+#include "backend/nccl/bootstrap.h"
+#include "backend/nccl/memory_nccl.h"
 #include "backend/nccl/options.h"
 #include "backend/nccl/process_group_nccl.h"
+#include "backend/nccl/raising.h"
+#include "backend/nccl/trace.h"
+#include "backend/nccl/window_nccl.h"
 #include "backend/process_group_shm.h"
 #include "backend/repoint.h"
 #include "backend/status_error.h"
@@ -77,6 +83,33 @@ void bind_window(py::module_& module) {
       .def("peer_nbytes", &WindowShm::peer_nbytes, py::arg("peer_rank"), Unlocked());
 }
 
+void bind_nccl_window(py::module_& module) {
+  py::class_<WindowNccl, c10d::Window, Holder<WindowNccl>>(
+      module, "WindowNccl", py::release_gil_before_calling_cpp_dtor())
+      .def("put_many", &WindowNccl::put_many, py::arg("tensors"), py::arg("runs"),
+           py::arg("dst_rank"), py::arg("signals"), py::arg("async_op"), Unlocked())
+      .def("wait_signals", &WindowNccl::wait_signals, py::arg("peers"),
+           py::arg("counts"), py::arg("timeout"), py::arg("async_op"), Unlocked())
+      .def("copy_local", &WindowNccl::copy_local, py::arg("tensors"), py::arg("runs"),
+           py::arg("to_window"), py::arg("async_op"), Unlocked())
+      .def("connect", &WindowNccl::connect, py::arg("peers"), Unlocked())
+      .def("prepare", &WindowNccl::prepare, py::arg("runs"), py::arg("dst"), Unlocked())
+      .def("peer_nbytes", &WindowNccl::peer_nbytes, py::arg("peer_rank"), Unlocked());
+}
+
+// torch's memory pools take its own kind of allocator, which is one for the process:
+// pools do not keep it alive.
+py::object nccl_allocator() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> made;
+  return made
+      .call_once_and_store_result([] {
+        const auto [allocate, free] = nccl_memory_functions();
+        return py::module_::import("torch._C")
+            .attr("_cuda_customAllocator")(allocate, free);
+      })
+      .get_stored();
+}
+
 void bind_process_group(py::module_& module) {
   py::class_<ProcessGroupShm, c10d::Backend, Holder<ProcessGroupShm>>(
       module, "ProcessGroupShm", py::release_gil_before_calling_cpp_dtor())
@@ -103,6 +136,10 @@ void bind_nccl(py::module_& module) {
       .def_readwrite("split_share", &Config::split_share)
       .def_readwrite("shrink_share", &Config::shrink_share)
       .def_readwrite("traffic_class", &Config::traffic_class)
+      .def_readwrite("collnet_enable", &Config::collnet_enable)
+      .def_readwrite("nvls_ctas", &Config::nvls_ctas)
+      .def_readwrite("n_channels_per_net_peer", &Config::n_channels_per_net_peer)
+      .def_readwrite("nvlink_centric_sched", &Config::nvlink_centric_sched)
       .def_readwrite("net_name", &Config::net_name)
       .def_readwrite("comm_name", &Config::name);
   py::class_<OptionsNccl, c10d::Backend::Options, Holder<OptionsNccl>>(module,
@@ -112,7 +149,12 @@ void bind_nccl(py::module_& module) {
       .def_readwrite("config", &OptionsNccl::config)
       .def_readwrite("is_high_priority_stream", &OptionsNccl::is_high_priority_stream)
       .def_readwrite("blocking_wait", &OptionsNccl::blocking_wait)
-      .def_readwrite("library", &OptionsNccl::library);
+      .def_readwrite("library", &OptionsNccl::library)
+      .def_readwrite("group_desc", &OptionsNccl::group_desc)
+      .def_readwrite("trace_prefix", &OptionsNccl::trace_prefix)
+      .def("clone", [](const OptionsNccl& options) {
+        return c10::make_intrusive<OptionsNccl>(options);
+      });
   py::class_<ProcessGroupNccl, c10d::Backend, Holder<ProcessGroupNccl>>(
       module, "ProcessGroupNccl", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](const Holder<c10d::Store>& store, int rank, int size,
@@ -121,7 +163,55 @@ void bind_nccl(py::module_& module) {
              const py::gil_scoped_release unlocked;
              return c10::make_intrusive<ProcessGroupNccl>(store, rank, size, options);
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"));
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def_property_readonly(
+          "mem_allocator", [](const ProcessGroupNccl&) { return nccl_allocator(); },
+          "Of memory for windows, for torch.cuda.MemPool.")
+      .def_property_readonly(
+          "nccl_version",
+          [](const ProcessGroupNccl& group) { return group.library()->version_text(); })
+      .def_property_readonly(
+          "nccl_library",
+          [](const ProcessGroupNccl& group) { return group.library()->path(); })
+      .def(
+          "split",
+          [](ProcessGroupNccl& group, const Holder<c10d::Store>& store,
+             const std::vector<int>& ranks, const Holder<OptionsNccl>& options) {
+            const py::gil_scoped_release unlocked;
+            return c10::dynamic_intrusive_pointer_cast<ProcessGroupNccl>(
+                group.split(store, ranks, options));
+          },
+          py::arg("store"), py::arg("ranks"), py::arg("options"))
+      // By torch, where others make a group that this rank is no member of.
+      .def(
+          "perform_nocolor_split",
+          [](ProcessGroupNccl& group, const py::object&) {
+            const py::gil_scoped_release unlocked;
+            group.split_nothing();
+          },
+          py::arg("device"));
+  module.def(
+      "find_nccl",
+      [](const std::string& path) {
+        auto found = library_for(path);
+        raise(found.status());
+        return std::pair(found.value()->version_text(), found.value()->path());
+      },
+      py::arg("library") = "", Unlocked(),
+      "The version of the NCCL that groups with this option use, and its file.");
+}
+
+void bind_trace(py::module_& module) {
+  module.def("trace_json", &trace::json, py::arg("reason"), Unlocked(),
+             "What the flight recorder holds, as JSON.");
+  module.def(
+      "dump_trace",
+      [](const std::string& prefix, const std::string& reason) {
+        const recorder::Files files = unwrap(trace::dump(prefix, reason));
+        return std::make_pair(files.json, files.pickle);
+      },
+      py::arg("prefix"), py::arg("reason"), Unlocked(),
+      "Write what the flight recorder holds; return the names of both files.");
 }
 
 }  // namespace
@@ -133,8 +223,10 @@ PYBIND11_MODULE(_C, module) {
   py::register_exception_translator(&translate);
   bind_work(module);
   bind_window(module);
+  bind_nccl_window(module);
   bind_process_group(module);
   bind_nccl(module);
+  bind_trace(module);
   module.def("describe", &describe, py::arg("tensors"),
              "Everything about these tensors that a layout depends on, as bytes: equal "
              "bytes mean an equal layout.");

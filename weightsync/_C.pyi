@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, device
 from torch._C._distributed_c10d import Backend, Store, Window, Work
 
 TORCH_VERSION: str
@@ -40,6 +41,33 @@ class WindowShm(Window):
     def prepare(self, runs: Tensor, dst: int) -> None: ...
     def peer_nbytes(self, peer_rank: int) -> int: ...
 
+class WindowNccl(Window):
+    def put_many(
+        self,
+        tensors: Sequence[Tensor],
+        runs: Tensor,
+        dst_rank: int,
+        signals: int,
+        async_op: bool,
+    ) -> Work: ...
+    def wait_signals(
+        self,
+        peers: Sequence[int],
+        counts: Sequence[int],
+        timeout: timedelta,
+        async_op: bool,
+    ) -> Work: ...
+    def copy_local(
+        self,
+        tensors: Sequence[Tensor],
+        runs: Tensor,
+        to_window: bool,
+        async_op: bool,
+    ) -> Work: ...
+    def connect(self, peers: Sequence[int]) -> None: ...
+    def prepare(self, runs: Tensor, dst: int) -> None: ...
+    def peer_nbytes(self, peer_rank: int) -> int: ...
+
 class ProcessGroupShm(Backend):
     def __init__(
         self,
@@ -58,6 +86,10 @@ class NcclConfig:
     split_share: int | None
     shrink_share: int | None
     traffic_class: int | None
+    collnet_enable: int | None
+    nvls_ctas: int | None
+    n_channels_per_net_peer: int | None
+    nvlink_centric_sched: int | None
     net_name: str
     comm_name: str
     def __init__(self) -> None: ...
@@ -67,14 +99,30 @@ class NcclOptions(Backend.Options):
     is_high_priority_stream: bool
     blocking_wait: bool
     library: str
+    group_desc: str
+    trace_prefix: str
     enable_reconfigure: bool
     def __init__(self, timeout: timedelta = ...) -> None: ...
+    def clone(self) -> NcclOptions: ...
 
 class ProcessGroupNccl(Backend):
     def __init__(
         self, store: Store, rank: int, size: int, options: NcclOptions
     ) -> None: ...
+    @property
+    def mem_allocator(self) -> Any: ...
+    @property
+    def nccl_version(self) -> str: ...
+    @property
+    def nccl_library(self) -> str: ...
+    def split(
+        self, store: Store, ranks: Sequence[int], options: NcclOptions
+    ) -> ProcessGroupNccl | None: ...
+    def perform_nocolor_split(self, device: device | None) -> None: ...
 
+def find_nccl(library: str = "") -> tuple[str, str]: ...
+def trace_json(reason: str) -> str: ...
+def dump_trace(prefix: str, reason: str) -> tuple[str, str]: ...
 def describe(tensors: Sequence[Tensor]) -> bytes: ...
 def repoint(
     tensors: Sequence[Tensor], memory: Tensor, offsets: Sequence[int]

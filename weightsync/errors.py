@@ -21,7 +21,7 @@ class WeightSyncError(Exception):
     report: PushReport | None = None
 
 
-class ClosedError(WeightSyncError):
+class ClosedError(WeightSyncError, RuntimeError):
     """The object was closed on this side, or belongs to the parent of a fork."""
 
 

@@ -50,10 +50,13 @@ class Operation:
         Raises TimedOutError, PeerError when the peer is gone, ClosedError when the
         window or the operation was given up.
         """
-        if timeout is None:
+        if timeout is not None:
+            self._work.wait(timedelta(seconds=timeout))
+        elif hasattr(self._work, "fileno"):
             self._work.wait()
         else:
-            self._work.wait(timedelta(seconds=timeout))
+            # Without a time, work of a GPU makes only the stream wait.
+            self._work.wait(FOREVER)
 
     def done(self) -> bool:
         """Whether it is finished, well or not."""
@@ -67,7 +70,7 @@ class Operation:
 
     async def _finish(self) -> None:
         if not hasattr(self._work, "fileno"):
-            await anyio.to_thread.run_sync(self._work.wait, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(self.wait, abandon_on_cancel=True)
             return
         ready = self._work.fileno()
         try:
@@ -131,16 +134,24 @@ class Window:
         self.close()
 
     @staticmethod
-    def allocate(group: ProcessGroup | Backend, nbytes: int) -> Tensor:
+    def allocate(
+        group: ProcessGroup | Backend,
+        nbytes: int,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
         """Allocate zeroed memory that can become a window, every page present.
 
         Raises WeightSyncError when there is not enough memory; never a SIGBUS later.
+        On a GPU it is torch's OutOfMemoryError.
         """
-        cpu = torch.device("cpu")
+        where = torch.device(device)
         backend: Any = group
         if not hasattr(backend, "allocate_tensor"):
-            backend = backend._get_backend(cpu)
-        tensor: Tensor = backend.allocate_tensor(nbytes, dtype=torch.uint8, device=cpu)
+            backend = backend._get_backend(where)
+        tensor: Tensor = backend.allocate_tensor(
+            nbytes, dtype=torch.uint8, device=where
+        )
         return tensor
 
     @property

@@ -1,5 +1,6 @@
 #include "window_shm.h"
 
+#include "runs.h"
 #include "status_error.h"
 
 namespace weightsync {
@@ -36,19 +37,6 @@ shm::WindowEntry entry_for(const at::Tensor& tensor) {
   return entry;
 }
 
-// The bytes that a run touches from its first to its last.
-bool fits(std::int64_t offset, std::int64_t rows, std::int64_t row_bytes,
-          std::int64_t stride, std::uint64_t nbytes) {
-  if (offset < 0 || rows < 0 || row_bytes < 0 || stride < 0) return false;
-  if (rows == 0 || row_bytes == 0) return true;
-  std::int64_t extent = 0;
-  std::int64_t end = 0;
-  if (__builtin_mul_overflow(rows - 1, stride, &extent)) return false;
-  if (__builtin_add_overflow(extent, row_bytes, &extent)) return false;
-  if (__builtin_add_overflow(extent, offset, &end)) return false;
-  return static_cast<std::uint64_t>(end) <= nbytes;
-}
-
 struct Memory {
   std::byte* base;
   std::uint64_t nbytes;  // from base to the end of the storage
@@ -68,12 +56,6 @@ Memory memory_of(const at::Tensor& tensor, bool written) {
   const std::uint64_t total = tensor.storage().nbytes();
   return {const_cast<std::byte*>(static_cast<const std::byte*>(base)),
           total > skipped ? total - skipped : 0};
-}
-
-void check_table(const at::Tensor& table) {
-  check(table.dim() == 2 && table.size(1) == kRunColumns && table.is_contiguous() &&
-            table.scalar_type() == at::kLong && table.device().is_cpu(),
-        Code::kInvalid, "runs must be a contiguous int64 CPU tensor of shape (n, 7)");
 }
 
 struct Table {

@@ -20,11 +20,6 @@
 
 namespace weightsync {
 
-// Columns of a table of runs, one row a run, int64, bytes except for the index: which
-// tensor, offset in the tensor, offset in the window, rows, bytes of a row, stride in
-// the tensor, stride in the window.
-inline constexpr std::int64_t kRunColumns = 7;
-
 class WindowShm : public c10d::Window {
  public:
   WindowShm(c10::intrusive_ptr<ProcessGroupShm> group,

@@ -25,9 +25,12 @@ const Runtime& runtime() {
     auto* const made = new Runtime();
     made->set_device.find(RTLD_DEFAULT);
     made->memcpy_async.find(RTLD_DEFAULT);
+    made->memcpy_2d_async.find(RTLD_DEFAULT);
     made->memset_async.find(RTLD_DEFAULT);
     made->launch_host_func.find(RTLD_DEFAULT);
     made->thread_exchange_capture_mode.find(RTLD_DEFAULT);
+    made->device_synchronize.find(RTLD_DEFAULT);
+    made->stream_synchronize.find(RTLD_DEFAULT);
     made->error_string.find(RTLD_DEFAULT);
     return made;
   }();

@@ -17,12 +17,17 @@ struct Runtime {
   Function<cudaError_t(int)> set_device{"cudaSetDevice"};
   Function<cudaError_t(void*, const void*, std::size_t, cudaMemcpyKind, cudaStream_t)>
       memcpy_async{"cudaMemcpyAsync"};
+  Function<cudaError_t(void*, std::size_t, const void*, std::size_t, std::size_t,
+                       std::size_t, cudaMemcpyKind, cudaStream_t)>
+      memcpy_2d_async{"cudaMemcpy2DAsync"};
   Function<cudaError_t(void*, int, std::size_t, cudaStream_t)> memset_async{
       "cudaMemsetAsync"};
   Function<cudaError_t(cudaStream_t, cudaHostFn_t, void*)> launch_host_func{
       "cudaLaunchHostFunc"};
   Function<cudaError_t(cudaStreamCaptureMode*)> thread_exchange_capture_mode{
       "cudaThreadExchangeStreamCaptureMode"};
+  Function<cudaError_t()> device_synchronize{"cudaDeviceSynchronize"};
+  Function<cudaError_t(cudaStream_t)> stream_synchronize{"cudaStreamSynchronize"};
   Function<const char*(cudaError_t)> error_string{"cudaGetErrorString"};
 
   // kUnsupported without the function, else kSystem with what CUDA says.

@@ -1,6 +1,7 @@
 #include "nccl/communicator.h"
 
 #include <cstddef>
+#include <thread>
 
 #include "cuda/runtime.h"
 #include "nccl/aside.h"
@@ -15,6 +16,19 @@ constexpr unsigned kConfigVersion = 22900;
 
 // How long the end waits for a thread that issues operations.
 constexpr std::chrono::seconds kIssuer{1};
+
+// Held if it became free in time. Not try_lock_for(): the thread sanitizer does not
+// know what that calls.
+std::unique_lock<std::timed_mutex> lock_for(std::timed_mutex& mutex,
+                                            std::chrono::milliseconds patience) {
+  std::unique_lock<std::timed_mutex> lock(mutex, std::try_to_lock);
+  const Deadline limit = shm::after(patience);
+  while (!lock.owns_lock() && shm::Clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    (void)lock.try_lock();
+  }
+  return lock;
+}
 
 int or_undefined(const std::optional<int>& value) {
   return value.value_or(kNcclUndefInt);
@@ -39,12 +53,12 @@ ncclConfig_t as_nccl(const Config& config) {
   made.splitShare = or_undefined(config.split_share);
   made.trafficClass = or_undefined(config.traffic_class);
   made.commName = or_null(config.name);
-  made.collnetEnable = kNcclUndefInt;
+  made.collnetEnable = or_undefined(config.collnet_enable);
   made.CTAPolicy = or_undefined(config.cta_policy);
   made.shrinkShare = or_undefined(config.shrink_share);
-  made.nvlsCTAs = kNcclUndefInt;
-  made.nChannelsPerNetPeer = kNcclUndefInt;
-  made.nvlinkCentricSched = kNcclUndefInt;
+  made.nvlsCTAs = or_undefined(config.nvls_ctas);
+  made.nChannelsPerNetPeer = or_undefined(config.n_channels_per_net_peer);
+  made.nvlinkCentricSched = or_undefined(config.nvlink_centric_sched);
   made.graphUsageMode = kNcclUndefInt;
   made.numRmaCtx = kNcclUndefInt;
   return made;
@@ -60,20 +74,32 @@ Result<ncclUniqueId> make_unique_id(const Library& library) {
 Result<Communicator::Pointer> Communicator::make(
     const std::shared_ptr<const Library>& library, const char* call, const Place& place,
     Deadline deadline, Fill fill) {
-  const auto made = std::make_shared<Pointer>();
-  Status status = run_aside(
-      call, deadline, [library, call, place, made, fill = std::move(fill)]() -> Status {
-        Status bound = cuda::bind_device(place.device);
-        if (!bound.ok()) return bound;
-        ncclComm_t handle = nullptr;
-        Status filled = library->check(fill(&handle), call);
-        if (filled.ok() && handle != nullptr) {
-          made->reset(new Communicator(library, handle, place));
-        }
-        return filled;
-      });
-  if (!status.ok()) return status;
-  return std::move(*made);
+  // If it comes when nobody waits for it any more it has to go: the others count on it.
+  struct Making {
+    std::mutex mutex;
+    Pointer made;           // guarded by mutex
+    bool given_up = false;  // guarded by mutex
+  };
+  const auto making = std::make_shared<Making>();
+  Status status =
+      run_aside(call, deadline,
+                [library, call, place, making, fill = std::move(fill)]() -> Status {
+                  Status bound = cuda::bind_device(place.device);
+                  if (!bound.ok()) return bound;
+                  ncclComm_t handle = nullptr;
+                  Status filled = library->check(fill(&handle), call);
+                  if (!filled.ok() || handle == nullptr) return filled;
+                  const std::lock_guard<std::mutex> lock(making->mutex);
+                  if (making->given_up)
+                    return library->check(library->ncclCommAbort(handle), call);
+                  making->made.reset(new Communicator(library, handle, place));
+                  return filled;
+                });
+  const std::lock_guard<std::mutex> lock(making->mutex);
+  making->given_up = true;
+  // It may have come just now.
+  if (!status.ok() && making->made == nullptr) return status;
+  return std::move(making->made);
 }
 
 Result<Communicator::Pointer> Communicator::create(
@@ -95,6 +121,7 @@ Result<Communicator::Pointer> Communicator::split(int color, int key,
               [self = shared_from_this(), color, key, config](ncclComm_t* made) {
                 ncclConfig_t with = as_nccl(config);
                 const std::lock_guard<std::timed_mutex> lock(self->issuing_);
+                if (self->ended()) return ncclInvalidUsage;
                 return self->library_->ncclCommSplit(self->handle_, color, key, made,
                                                      &with);
               });
@@ -110,6 +137,7 @@ Result<Communicator::Pointer> Communicator::shrink(std::vector<int> excluded,
                config](ncclComm_t* made) mutable {
                 ncclConfig_t with = as_nccl(config);
                 const std::lock_guard<std::timed_mutex> lock(self->issuing_);
+                if (self->ended()) return ncclInvalidUsage;
                 // NCCL sorts this list in place: it is ours.
                 return self->library_->ncclCommShrink(self->handle_, excluded.data(),
                                                       static_cast<int>(excluded.size()),
@@ -138,12 +166,19 @@ Status Communicator::destroy(Deadline deadline) {
 
 Status Communicator::end(const char* call, End function, Deadline deadline) {
   if (ended_.exchange(true)) return {};
+  // Whoever asks for an error at this moment still has the handle.
+  {
+    const std::lock_guard<std::mutex> lock(asking_);
+  }
   Status status = run_aside(
       call, deadline, [self = shared_from_this(), call, function]() -> Status {
         Status bound = cuda::bind_device(self->device());
         if (!bound.ok()) return bound;
-        const std::unique_lock<std::timed_mutex> lock(self->issuing_, kIssuer);
-        return self->library_->check((self->library().*function)(self->handle_), call);
+        const auto lock = lock_for(self->issuing_, kIssuer);
+        Status ended =
+            self->library_->check((self->library().*function)(self->handle_), call);
+        if (ended.ok()) self->gone_ = true;
+        return ended;
       });
   if (status.code() == Code::kTimedOut) quarantined_ = true;
   return status;

@@ -36,6 +36,10 @@ struct Config {
   std::optional<int> split_share;
   std::optional<int> shrink_share;
   std::optional<int> traffic_class;
+  std::optional<int> collnet_enable;
+  std::optional<int> nvls_ctas;
+  std::optional<int> n_channels_per_net_peer;
+  std::optional<int> nvlink_centric_sched;
   std::string net_name;
   std::string name;  // in NCCL's own messages
 };
@@ -78,6 +82,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   bool ended() const { return ended_.load(); }
   bool quarantined() const { return quarantined_.load(); }
+  // NCCL has given it up: it touches no memory and no stream any more.
+  bool gone() const { return gone_.load(); }
   // What went wrong behind the calls, if anything. Never blocks.
   Status async_error() const;
 
@@ -117,6 +123,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> ended_{false};
   std::atomic<bool> revoked_{false};
   std::atomic<bool> quarantined_{false};
+  std::atomic<bool> gone_{false};
 };
 
 }  // namespace weightsync::nccl

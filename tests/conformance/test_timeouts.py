@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.conformance.backends import BACKENDS, GO_ON
 from tests.conformance.endings import UNHANDLED, be_done, begun, stay
 from tests.conformance.group import rank
 from tests.conformance.windows import raised
@@ -93,6 +94,10 @@ def goes_on(backend: str, where: str, variables: dict[str, str]) -> list[bool]:
     return [bool(error)]
 
 
+END_IT: Final = [backend for backend in BACKENDS if backend not in GO_ON]
+
+
+@pytest.mark.parametrize("backend", END_IT)
 @pytest.mark.parametrize("where", ["init", "setter", "part"])
 def test_a_process_ends_when_nobody_answers_in_time(backend: str, where: str) -> None:
     first, second = testing.outcomes(goes_on, 2, args=[backend, where, {}])
@@ -102,12 +107,24 @@ def test_a_process_ends_when_nobody_answers_in_time(backend: str, where: str) ->
     assert second.ok
 
 
+@pytest.mark.parametrize("backend", GO_ON)
+@pytest.mark.parametrize("variables", [{}, UNHANDLED], ids=["handled", "unhandled"])
+@pytest.mark.parametrize("where", ["init", "setter", "part"])
+def test_a_process_goes_on_when_nobody_answers_in_time(
+    backend: str, where: str, variables: dict[str, str]
+) -> None:
+    found = testing.emulated(goes_on, 2, args=[backend, where, variables])
+
+    assert [[True], []] == found
+
+
 def test_a_process_goes_on_if_only_the_group_is_to_be_cleaned_up(backend: str) -> None:
     found = testing.emulated(goes_on, 2, args=[backend, "init", CLEAN_UP])
 
     assert [[True], []] == found
 
 
+@pytest.mark.parametrize("backend", END_IT)
 def test_nothing_ends_where_errors_are_not_handled(backend: str) -> None:
     first, second = testing.outcomes(
         *(goes_on, 2), args=[backend, "init", UNHANDLED], hang_seconds=3

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from weightsync.errors import WeightSyncError
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Window
 
@@ -48,7 +50,7 @@ def raised(function: Any, *args: Any) -> str:
     """Return the name and the message of what a call raises, empty if nothing."""
     try:
         function(*args)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, WeightSyncError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace weightsync {
@@ -19,18 +20,13 @@ using shm::Status;
 // In front of what rank 0 leaves for the others.
 constexpr std::uint8_t kId = 1;
 constexpr std::uint8_t kError = 0;
-
-std::chrono::milliseconds left(Deadline deadline) {
-  const auto now = shm::Clock::now();
-  return std::max(
-      std::chrono::milliseconds(1),
-      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now));
-}
+constexpr std::chrono::milliseconds kLongestPause{20};
 
 // Lets the others know why there is no id, so that they need not wait for it.
-Result<ncclUniqueId> offer(c10d::Store& store, const std::string& key,
+Result<ncclUniqueId> offer(c10d::Store& store, const std::string& key, int size,
                            const Library& library) {
   auto made = nccl::make_unique_id(library);
+  if (size == 1) return made;
   std::vector<std::uint8_t> bytes;
   if (made.ok()) {
     const auto* const id = reinterpret_cast<const std::uint8_t*>(made.value().internal);
@@ -45,16 +41,48 @@ Result<ncclUniqueId> offer(c10d::Store& store, const std::string& key,
   return made;
 }
 
-Result<ncclUniqueId> take(c10d::Store& store, const std::string& key,
-                          Deadline deadline) {
+// The last one to have read it removes the key: a later group may have the same name.
+void have_read(c10d::Store& store, const std::string& key, int readers) {
   try {
-    store.wait({key}, left(deadline));
-  } catch (const std::exception& error) {
-    return Status{Code::kTimedOut,
-                  "rank 0 left no id for the communicator under the key " + key +
-                      " of the store: " + error.what()};
+    if (store.add(key + "/read", 1) < readers) return;
+    store.deleteKey(key);
+    store.deleteKey(key + "/read");
+  } catch (const std::exception&) {
+    // Not every store can.
   }
-  const std::vector<std::uint8_t> bytes = store.get(key);
+}
+
+// Asks now and then. Who waits inside of the store keeps everybody else off its
+// connection, and a new connection is dear: the server asks for the name of the host.
+Status await(c10d::Store& store, const std::string& key, Deadline deadline,
+             const std::function<Status()>& interrupted) {
+  std::chrono::milliseconds pause{1};
+  while (!store.check({key})) {
+    Status why = interrupted();
+    if (!why.ok()) return why;
+    if (shm::Clock::now() >= deadline) {
+      return {Code::kTimedOut, "rank 0 left no id for the communicator under the key " +
+                                   key + " of the store"};
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+  return {};
+}
+
+Result<ncclUniqueId> take(c10d::Store& store, const std::string& key, int size,
+                          Deadline deadline,
+                          const std::function<Status()>& interrupted) {
+  std::vector<std::uint8_t> bytes;
+  try {
+    Status status = await(store, key, deadline, interrupted);
+    if (!status.ok()) return status;
+    bytes = store.get(key);
+  } catch (const std::exception& error) {
+    return Status{Code::kPeer,
+                  std::string("the store of the process group: ") + error.what()};
+  }
+  have_read(store, key, size - 1);
   if (bytes.empty() || bytes.front() != kId) {
     const std::string why(bytes.begin() + (bytes.empty() ? 0 : 1), bytes.end());
     return Status{Code::kPeer, "rank 0 could not make a communicator: " + why};
@@ -82,8 +110,10 @@ Result<std::shared_ptr<const Library>> library_for(const std::string& path) {
 Result<Communicator::Pointer> meet(c10d::Store& store, const std::string& key,
                                    const std::shared_ptr<const Library>& library,
                                    const Communicator::Place& place,
-                                   const nccl::Config& config, Deadline deadline) {
-  auto id = place.rank == 0 ? offer(store, key, *library) : take(store, key, deadline);
+                                   const nccl::Config& config, Deadline deadline,
+                                   const std::function<Status()>& interrupted) {
+  auto id = place.rank == 0 ? offer(store, key, place.size, *library)
+                            : take(store, key, place.size, deadline, interrupted);
   if (!id.ok()) return id.status();
   return Communicator::create(library, id.value(), place, config, deadline);
 }

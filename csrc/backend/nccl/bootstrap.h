@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,11 +16,12 @@ namespace weightsync {
 nccl::Result<std::shared_ptr<const nccl::Library>> library_for(const std::string& path);
 
 // Called by all ranks with the same key, which nobody used before: rank 0 makes the id.
-// Blocks until all have come or the deadline passed.
+// Blocks until all have come or the deadline passed, or `interrupted` says why not to
+// wait for the id any longer.
 nccl::Result<nccl::Communicator::Pointer> meet(
     c10d::Store& store, const std::string& key,
     const std::shared_ptr<const nccl::Library>& library,
     const nccl::Communicator::Place& place, const nccl::Config& config,
-    shm::Deadline deadline);
+    shm::Deadline deadline, const std::function<shm::Status()>& interrupted);
 
 }  // namespace weightsync

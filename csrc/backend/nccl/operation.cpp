@@ -4,6 +4,9 @@
 
 #include <utility>
 
+#include "backend/nccl/recording.h"
+#include "backend/nccl/watchdog.h"
+
 namespace weightsync {
 namespace {
 
@@ -16,7 +19,16 @@ c10::IValue told(Operation::State state) {
   return c10::IValue(static_cast<std::int64_t>(result));
 }
 
+std::uint64_t next_key() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 }  // namespace
+
+c10::Event timed_event() {
+  return c10::Event(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
+}
 
 Operation::Operation(std::shared_ptr<Session> session, Issued issued,
                      const c10::Stream& stream)
@@ -28,9 +40,16 @@ Operation::Operation(std::shared_ptr<Session> session, Issued issued,
       timeout_(issued.timeout),
       begun_(std::chrono::steady_clock::now()),
       deadline_(shm::after(issued.timeout)),
+      key_(next_key()),
+      begin_(std::move(issued.begin)),
+      timeouts_(std::move(issued.timeouts)),
+      extension_(issued.extension),
+      recorded_(std::move(issued.recorded)),
       kept_(std::move(issued.kept)),
-      end_(session_->take_event()) {
+      end_(begin_ ? timed_event() : session_->take_event()) {
   end_->record(stream_);
+  // It has no end that could be seen: that it was issued is all there is to say.
+  if (captured_) Recording::finish(recorded_, true);
 }
 
 std::string Operation::describe() const {
@@ -51,16 +70,14 @@ Operation::State Operation::look() {
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (!end_) return state();
-    // Under the lock: who fails the session looks at all operations before the abort,
-    // which lets the event be reached without the data.
-    const bool failed = session_->failed();
     try {
       if (!captured_ && end_->query()) found = State::kDone;
     } catch (const std::exception& error) {
       failure = {Code::kSystem, describe() + " failed: " + error.what()};
       found = State::kFailed;
     }
-    if (found == State::kPending && failed) {
+    // After the query: an abort lets the event be reached without the data.
+    if (found != State::kFailed && session_->failed()) {
       const Status why = session_->failure();
       failure = {why.code(), describe() + " was not finished: " + why.message()};
       found = State::kFailed;
@@ -74,19 +91,65 @@ Operation::State Operation::look() {
 void Operation::finish(State found, Status failure) {
   std::vector<at::Tensor> kept;
   std::optional<c10::Event> end;
+  std::optional<float> milliseconds;
   c10::intrusive_ptr<c10::ivalue::Future> outcome;
+  std::shared_ptr<Watchdog> watchdog;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (state() != State::kPending) return;
     failure_ = std::move(failure);
-    // Dropping tensors and telling futures may take the GIL: not under the lock.
-    kept.swap(kept_);
     end.swap(end_);
     outcome = outcome_;
+    if (found == State::kDone) {
+      // Dropping tensors and telling futures may take the GIL: not under the lock.
+      kept.swap(kept_);
+      watchdog = watchdog_.lock();
+      if (begin_) {
+        milliseconds_ = static_cast<float>(begin_->elapsedTime(*end));
+        end.reset();
+      }
+      milliseconds = milliseconds_;
+    }
     state_.store(found, std::memory_order_release);
   }
-  if (end && found == State::kDone) session_->give_back(std::move(*end));
+  Recording::finish(recorded_, found == State::kDone);
+  if (found == State::kDone) {
+    if (end) session_->give_back(std::move(*end));
+    if (timeouts_) timeouts_->over(extension_);
+    if (watchdog) watchdog->completed(key_, milliseconds);
+  }
   if (outcome) outcome->markCompleted(told(found));
+}
+
+void Operation::watched_by(std::weak_ptr<Watchdog> watchdog) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  watchdog_ = std::move(watchdog);
+}
+
+void Operation::release() {
+  std::vector<at::Tensor> kept;
+  const std::lock_guard<std::mutex> lock(mu_);
+  kept.swap(kept_);
+}
+
+void Operation::give_up(const Status& why) {
+  std::shared_ptr<Watchdog> watchdog;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    watchdog = watchdog_.lock();
+  }
+  if (watchdog) watchdog->fail(session_, why);
+}
+
+float Operation::duration() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  TORCH_CHECK(begin_, describe(),
+              ": its time was not taken; call _enable_collectives_timing() of the "
+              "process group before");
+  if (milliseconds_) return *milliseconds_;
+  TORCH_CHECK(end_ && !session_->failed() && end_->query(), describe(),
+              ": is not finished, so it has no duration");
+  return static_cast<float>(begin_->elapsedTime(*end_));
 }
 
 void Operation::block(const c10::Stream& stream) {

@@ -3,8 +3,9 @@
 //
 // It is over when its end event is reached, or when its session failed before. Until
 // then, or until somebody's stream waits for it, it keeps the tensors alive that they
-// may have dropped. It keeps nothing else of theirs, so whoever has it costs no memory.
-// Any thread may call anything; nothing here is called with a lock held by the caller.
+// may have dropped; if it failed, until its watchdog releases them. It keeps nothing
+// else of theirs, so whoever has it costs no memory. Any thread may call anything;
+// nothing here is called with a lock held by the caller.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +22,13 @@
 #include <vector>
 
 #include "backend/nccl/session.h"
+#include "backend/nccl/timeouts.h"
+#include "recorder/recorder.h"
 #include "shm/futex.h"
 
 namespace weightsync {
+
+class Watchdog;
 
 // What is known of an operation when it is issued.
 struct Issued {
@@ -37,7 +42,14 @@ struct Issued {
   std::chrono::milliseconds timeout{0};
   bool blocks_host = false;  // wait() waits for the end and not only its stream
   bool captured = false;     // into a graph: it has no end that could be asked for
+  std::optional<c10::Event> begin;     // with its time, if that is to be known
+  std::shared_ptr<Timeouts> timeouts;  // for the extension, if there is one
+  std::chrono::milliseconds extension{0};
+  std::vector<recorder::Ticket> recorded;
 };
+
+// An event that knows its time.
+c10::Event timed_event();
 
 class Operation {
  public:
@@ -48,13 +60,19 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Asks the event, if it has to. Once it is over, it has let go of the tensors, and
-  // the outcome is told.
+  void watched_by(std::weak_ptr<Watchdog> watchdog);
+  // Asks the event, if it has to. Once it is over, the outcome is told, and if it ended
+  // well it has let go of the tensors.
   State look();
   // Whether it is over.
   bool collect() { return look() != State::kPending; }
   // What was seen last.
   State state() const { return state_.load(std::memory_order_acquire); }
+  bool isSuccess() const { return state() == State::kDone; }
+  // Lets go of the tensors of a failed one.
+  void release();
+  // Ends its session.
+  void give_up(const shm::Status& why);
   // Why it failed; ok if it did not.
   shm::Status failure() const;
 
@@ -63,6 +81,10 @@ class Operation {
   // Told a WorkResult at the end, or now.
   c10::intrusive_ptr<c10::ivalue::Future> outcome();
 
+  // In milliseconds, where the time was taken. Raises otherwise, and before the end.
+  float duration() const;
+  // No other operation has it.
+  std::uint64_t key() const { return key_; }
   // "all_reduce (number 7, rank 0 of 2)": for messages.
   std::string describe() const;
   Session& session() const { return *session_; }
@@ -86,12 +108,19 @@ class Operation {
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point begun_;
   const shm::Deadline deadline_;
+  const std::uint64_t key_;
+  const std::optional<c10::Event> begin_;
+  const std::shared_ptr<Timeouts> timeouts_;
+  const std::chrono::milliseconds extension_;
+  const std::vector<recorder::Ticket> recorded_;
 
   std::atomic<State> state_{State::kPending};
 
   mutable std::mutex mu_;
   std::vector<at::Tensor> kept_;                     // guarded by mu_
+  std::weak_ptr<Watchdog> watchdog_;                 // guarded by mu_
   std::optional<c10::Event> end_;                    // guarded by mu_
+  std::optional<float> milliseconds_;                // guarded by mu_
   shm::Status failure_;                              // guarded by mu_
   c10::intrusive_ptr<c10::ivalue::Future> outcome_;  // guarded by mu_
 };

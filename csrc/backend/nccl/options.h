@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "nccl/communicator.h"
@@ -11,6 +13,12 @@
 namespace weightsync {
 
 inline constexpr const char* kNcclBackend = "weightsync-nccl2";
+
+// What torch's own backend reads: whoever sets it means us, too.
+inline bool blocking_wait_by_environment() {
+  const char* const value = std::getenv("TORCH_NCCL_BLOCKING_WAIT");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
 
 struct OptionsNccl : c10d::Backend::Options {
   explicit OptionsNccl(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
@@ -23,9 +31,14 @@ struct OptionsNccl : c10d::Backend::Options {
   nccl::Config config;
   bool is_high_priority_stream = false;
   // wait() waits on the host until the operation is over, and raises if it fails.
-  bool blocking_wait = false;
+  bool blocking_wait = blocking_wait_by_environment();
   // Which NCCL: a path, or nothing for the one that is found.
   std::string library;
+  // What the group is for, in NCCL's own messages.
+  std::string group_desc;
+  // With what the names of the files begin that the last operations are dumped into;
+  // see trace::use_prefix.
+  std::string trace_prefix;
 };
 
 }  // namespace weightsync

@@ -27,6 +27,7 @@ ProcessGroupNccl::WorkPointer ProcessGroupNccl::send(Tensors& tensors, int desti
   check_root(destination, size_, "send");
   check_not_alone(destination, "send");
   Call call{OpType::SEND, "send", {tensor}, {}};
+  call.peer = destination;
   call.counts = false;
   call.grouped = false;
   return issue(std::move(call), [tensor, destination](nccl::Communicator& on,
@@ -46,6 +47,7 @@ ProcessGroupNccl::WorkPointer ProcessGroupNccl::recv(Tensors& tensors, int sourc
   check_root(source, size_, "recv");
   check_not_alone(source, "recv");
   Call call{OpType::RECV, "recv", {}, {tensor}};
+  call.peer = source;
   call.counts = false;
   call.grouped = false;
   return issue(

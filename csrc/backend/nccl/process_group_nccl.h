@@ -9,6 +9,7 @@
 // of one group are issued by one thread at a time.
 #pragma once
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -18,12 +19,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "backend/nccl/dtypes.h"
 #include "backend/nccl/options.h"
+#include "backend/nccl/recording.h"
+#include "backend/nccl/rendezvous.h"
 #include "backend/nccl/session.h"
+#include "backend/nccl/timeouts.h"
 #include "backend/nccl/watchdog.h"
 #include "backend/nccl/work_nccl.h"
 
@@ -40,12 +45,22 @@ class ProcessGroupNccl : public c10d::Backend {
 
   const std::string getBackendName() const override { return kNcclBackend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setGroupUid(const std::string& uid) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  void setSequenceNumberForGroup() override {}  // It is 0 on every rank.
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void enableCollectivesTiming() override { timing_ = true; }
   c10d::ErrorType getError() override;
 
-  bool supportsSplitting() const override { return true; }
   void eagerConnectSingleDevice(at::Device device) override;
+
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(
+      const std::optional<at::Tensor>& tensor = std::nullopt) override;
+  // Memory for windows, each in an allocation of its own.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -53,7 +68,18 @@ class ProcessGroupNccl : public c10d::Backend {
 
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(std::int64_t id) override;
+#if TORCH_VERSION_MINOR >= 15
+  bool isInitialized() override;
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(std::int64_t id) override;
+#endif
+  // What is pending fails, hooks run, and the communicator is gone a few seconds later,
+  // whatever its state. Idempotent.
   void abort() override;
+  // Finishes what is pending, which takes as long as the operations may; then as abort,
+  // without hooks. Idempotent.
   void shutdown() override;
 
   // --- collectives.cpp ---
@@ -98,6 +124,25 @@ class ProcessGroupNccl : public c10d::Backend {
   WorkPointer recv(Tensors& tensors, int source, int tag) override;
   WorkPointer recvAnysource(Tensors& tensors, int tag) override;
 
+  // --- split_nccl.cpp ---
+  bool supportsSplitting() const override { return true; }
+  // Called by all ranks. Null in those that are no members of the part.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& opts) override;
+  // What ranks do that join no part, while the others split.
+  void split_nothing();
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<Backend> shrink(
+      const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<Options>& opts_override) override;
+
+  // --- reconfigure_nccl.cpp ---
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  c10::intrusive_ptr<c10d::Work> reconfigure(
+      const c10d::ReconfigureOptions& opts) override;
+
   // --- for windows, and for the operations above ---
 
   // The session on this device, made if there is none. Raises if the group ended.
@@ -105,8 +150,13 @@ class ProcessGroupNccl : public c10d::Backend {
   // Of operations that are given none.
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   const std::shared_ptr<Watchdog>& watchdog() const { return watchdog_; }
+  // Which NCCL it uses.
+  std::shared_ptr<const nccl::Library> library() const;
+  Recording& recording() { return recording_; }
 
  private:
+  friend class WindowNccl;
+
   // What an operation is, before it is issued.
   struct Call {
     c10d::OpType type = c10d::OpType::UNKNOWN;
@@ -118,12 +168,15 @@ class ProcessGroupNccl : public c10d::Backend {
     bool blocks_host = false;
     bool counts = true;   // as a collective, in the sequence of the group
     bool grouped = true;  // makes more than one call of NCCL
+    int peer = -1;        // of a send or a receive
+    std::vector<Recording::OneSided> one_sided = {};  // of a call of a window
   };
   // Calls NCCL, inside a group, on this stream.
   using Launch = std::function<void(nccl::Communicator&, cudaStream_t)>;
   struct Batch {
     Call call;
     std::vector<Launch> launches;
+    std::vector<Call> calls;
     std::exception_ptr refused;
   };
   // For every operation, in the handler of its exceptions: throws again, but not while
@@ -133,7 +186,14 @@ class ProcessGroupNccl : public c10d::Backend {
 
   // Issues the call, or adds it to the batch that is open.
   WorkPointer issue(Call call, Launch launch);
-  WorkPointer issue_now(Call call, const Launch* launches, std::size_t count);
+  // `calls` are those of a batch.
+  WorkPointer issue_now(Call call, const Launch* launches, std::size_t count,
+                        const std::vector<Call>& calls = {});
+  WorkPointer issue_on(const std::shared_ptr<Session>& session, Call call,
+                       const Launch* launches, std::size_t count,
+                       Recording::Open& recorded);
+  std::vector<recorder::Ticket> record(const Call& call,
+                                       const std::vector<Call>& calls);
   c10::Device device_of(const Call& call) const;
   // Alone, a message to oneself never ends.
   void check_not_alone(int peer, const char* call) const;
@@ -143,22 +203,55 @@ class ProcessGroupNccl : public c10d::Backend {
   // The group takes nothing more; what it had.
   std::shared_ptr<Session> end(const char* why);
 
+  // The session, null if there is none yet. Raises if the group ended or is not formed.
+  std::shared_ptr<Session> session_if_any() const;
+  // Ranks of the default group, of those of this one.
+  std::vector<std::uint64_t> global_ranks(const std::vector<int>& ranks) const;
+  // The group of these ranks, this process being one of them.
+  c10::intrusive_ptr<ProcessGroupNccl> part(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank,
+      const std::vector<int>& ranks, const c10::intrusive_ptr<OptionsNccl>& options,
+      nccl::Communicator::Pointer communicator) const;
+  // What was made from the communicator of a session. Raises what went wrong.
+  nccl::Communicator::Pointer made_from(const std::shared_ptr<Session>& session,
+                                        nccl::Result<nccl::Communicator::Pointer> made);
+
+  static shm::Status not_formed();
+  c10::Device device_to_form_on() const;
+  // Gives up what is pending, and leaves the group unformed.
+  void end_session();
+  void adopt(nccl::Communicator::Pointer communicator, c10::Device device,
+             std::int64_t uuid);
+
   // Constant after construction.
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<OptionsNccl> options_;
   const std::shared_ptr<Watchdog> watchdog_;
+  const std::shared_ptr<Timeouts> timeouts_;
+  const std::string instance_ = new_instance();
 
   std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<bool> timing_{false};
+  // It is formed by reconfigure(), and by nothing else.
+  std::atomic<bool> elastic_;
+  std::atomic<bool> shrunk_{false};
+  Recording recording_;
 
   // By the thread that issues.
   std::optional<Batch> batch_;
 
   std::mutex connecting_;  // one at a time
+  // Guarded by connecting_. The uuids of reconfigure() so far, and the stream that the
+  // last generation leaves to the next one: there are not many.
+  std::set<std::int64_t> used_;
+  std::optional<c10::Stream> stream_;
 
   mutable std::mutex mu_;
-  std::chrono::milliseconds timeout_;  // guarded by mu_
-  std::shared_ptr<Session> session_;   // guarded by mu_
-  shm::Status ended_;                  // guarded by mu_; why, once ended
+  std::shared_ptr<Session> session_;  // guarded by mu_
+  shm::Status ended_;                 // guarded by mu_; why, once ended
+  std::int64_t uuid_ = 0;             // guarded by mu_; of the last reconfigure()
+  // Guarded by mu_; where others meet with this process if the store has no address.
+  mutable c10::intrusive_ptr<c10d::Store> server_;
 };
 
 }  // namespace weightsync

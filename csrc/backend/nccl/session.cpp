@@ -31,10 +31,12 @@ bool is_captured(const c10::Stream& stream) {
 }
 
 Session::Session(nccl::Communicator::Pointer communicator, c10::Device device,
-                 bool high_priority)
+                 bool high_priority, const std::optional<c10::Stream>& stream)
     : communicator_(std::move(communicator)),
+      windows_(std::make_shared<nccl::Windows>(communicator_)),
       device_(device),
-      stream_(guard().getNewStream(device, high_priority ? -1 : 0)) {}
+      stream_(stream ? *stream : guard().getNewStream(device, high_priority ? -1 : 0)) {
+}
 
 void Session::check() const {
   if (failed()) raise(failure());

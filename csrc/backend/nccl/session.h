@@ -18,6 +18,8 @@
 
 #include "cuda/abi.h"
 #include "nccl/communicator.h"
+#include "nccl/windows.h"
+#include "shm/futex.h"
 
 namespace weightsync {
 
@@ -31,10 +33,13 @@ bool is_captured(const c10::Stream& stream);
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
+  // On this stream, or else on a new one.
   Session(nccl::Communicator::Pointer communicator, c10::Device device,
-          bool high_priority);
+          bool high_priority, const std::optional<c10::Stream>& stream = std::nullopt);
 
   nccl::Communicator& communicator() { return *communicator_; }
+  // What is registered for windows.
+  const std::shared_ptr<nccl::Windows>& windows() const { return windows_; }
   c10::Device device() const { return device_; }
   int rank() const { return communicator_->rank(); }
   int size() const { return communicator_->size(); }
@@ -49,6 +54,30 @@ class Session : public std::enable_shared_from_this<Session> {
   // The first failure stays. True if this is it.
   bool fail(shm::Status why);
 
+  // A call of NCCL, by the thread that holds the communicator's issuing(). NCCL may
+  // block in it when a peer is dead; the watchdog sees that by this.
+  class Calling {
+   public:
+    Calling(Session& session, const char* name, shm::Deadline deadline)
+        : session_(session) {
+      session.call_.store(name, std::memory_order_relaxed);
+      session.call_deadline_.store(deadline, std::memory_order_release);
+    }
+    ~Calling() {
+      session_.call_deadline_.store(shm::Deadline::max(), std::memory_order_release);
+    }
+    Calling(const Calling&) = delete;
+    Calling& operator=(const Calling&) = delete;
+
+   private:
+    Session& session_;
+  };
+  // The name of the call that takes too long, or null.
+  const char* overdue() const {
+    const bool is = call_deadline_.load(std::memory_order_acquire) <= shm::Clock::now();
+    return is ? call_.load(std::memory_order_relaxed) : nullptr;
+  }
+
   // Events without timing, used again and again: making one costs more than recording.
   c10::Event take_event();
   void give_back(c10::Event event);
@@ -56,10 +85,13 @@ class Session : public std::enable_shared_from_this<Session> {
  private:
   // Constant after construction.
   const nccl::Communicator::Pointer communicator_;
+  const std::shared_ptr<nccl::Windows> windows_;
   const c10::Device device_;
   const c10::Stream stream_;
 
   std::atomic<bool> failed_{false};
+  std::atomic<const char*> call_{nullptr};
+  std::atomic<shm::Deadline> call_deadline_{shm::Deadline::max()};
 
   mutable std::mutex mu_;
   shm::Status failure_;             // guarded by mu_

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backend/nccl/raising.h"
+#include "backend/nccl/recording.h"
 
 namespace weightsync {
 namespace {
@@ -69,9 +70,11 @@ void WorkNccl::wait_on_host(Deadline deadline, std::chrono::milliseconds timeout
     if (state == State::kDone) return;
     if (state == State::kFailed) raise(operation_->failure());
     if (shm::Clock::now() >= deadline) {
-      raise({Code::kTimedOut, operation_->describe() +
-                                  " timed out: it was waited for " +
-                                  in_seconds(timeout) + " and is not finished"});
+      const shm::Status why{Code::kTimedOut,
+                            operation_->describe() + " timed out: it was waited for " +
+                                in_seconds(timeout) + " and is not finished"};
+      operation_->give_up(why);
+      raise(why);
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongest);

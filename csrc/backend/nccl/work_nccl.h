@@ -3,6 +3,7 @@
 // Any thread may call anything.
 #pragma once
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
@@ -25,7 +26,8 @@ class WorkNccl : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   // Lets the current stream wait for the end. Lets the host wait if a timeout is given,
-  // or if the group is so configured, and raises if that passes.
+  // or if the group is so configured. If that passes it raises, and the session ends:
+  // the ranks no longer agree on what is done.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
@@ -39,6 +41,13 @@ class WorkNccl : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override {
     return operation_->getTimeout();
   }
+
+  // In milliseconds, where the group was told to take the time. Raises otherwise, and
+  // before the end.
+  float getDuration() const override { return operation_->duration(); }
+#if TORCH_VERSION_MINOR >= 15
+  std::uint64_t getCompletionKey() const override { return operation_->key(); }
+#endif
 
   const std::shared_ptr<Operation>& operation() const { return operation_; }
 

@@ -1,0 +1,170 @@
+#include "backend/nccl/memory_nccl.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "backend/nccl/bootstrap.h"
+#include "backend/nccl/raising.h"
+#include "backend/nccl/session.h"
+#include "cuda/runtime.h"
+#include "nccl/aside.h"
+
+namespace weightsync {
+namespace {
+
+// NCCL takes no less: all of it can as well be registered.
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+// How long freeing a tensor waits for the device.
+constexpr std::chrono::seconds kFree{5};
+
+struct Entry {
+  std::size_t bytes = 0;
+  std::vector<std::weak_ptr<nccl::Windows>> users;
+};
+
+struct Table {
+  std::mutex mutex;
+  std::map<std::byte*, Entry> entries;  // guarded by mutex; by base
+};
+
+// Never destroyed: memory is freed until the very end of a process.
+Table& table() {
+  static auto* const made = new Table();
+  return *made;
+}
+
+c10::Device on(int device) {
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
+}
+
+// Torch takes a null pointer for "out of memory", and frees what it can before it asks
+// again.
+void* allocate_nccl(std::size_t asked, int device, cudaStream_t) {
+  const std::size_t bytes = (asked + kGranularity - 1) / kGranularity * kGranularity;
+  const c10::DeviceGuard guard(on(device));
+  auto library = library_for("");
+  shm::Status status = library.status();
+  void* made = nullptr;
+  if (status.ok()) {
+    const nccl::Library& nccl = *library.value();
+    status = nccl.check(nccl.ncclMemAlloc(&made, bytes), "ncclMemAlloc");
+  }
+  if (!status.ok()) {
+    LOG(WARNING) << "weightsync-nccl2: no " << bytes
+                 << " bytes for windows: " << status.message();
+    return nullptr;
+  }
+  Table& all = table();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.entries[static_cast<std::byte*>(made)] = {bytes, {}};
+  return made;
+}
+
+// On the current device. Raises nothing.
+void release(void* pointer) {
+  Entry entry;
+  Table& all = table();
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto found = all.entries.find(static_cast<std::byte*>(pointer));
+    if (found == all.entries.end()) return;
+    entry = std::move(found->second);
+    all.entries.erase(found);
+  }
+  bool free = true;
+  for (const auto& each : entry.users) {
+    const auto windows = each.lock();
+    if (windows && !windows->forget(pointer)) free = false;
+  }
+  if (!free) {
+    LOG(WARNING) << "weightsync-nccl2: " << entry.bytes
+                 << " bytes are kept: a communicator that cannot be ended uses them";
+    return;
+  }
+  auto library = library_for("");
+  if (library.ok()) (void)library.value()->ncclMemFree(pointer);
+}
+
+void free_nccl(void* pointer, std::size_t, int device, cudaStream_t) {
+  const c10::DeviceGuard guard(on(device));
+  release(pointer);
+}
+
+}  // namespace
+
+std::optional<Allocation> allocation_of(const void* address) {
+  Table& all = table();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  auto* const at = const_cast<std::byte*>(static_cast<const std::byte*>(address));
+  auto found = all.entries.upper_bound(at);
+  if (found == all.entries.begin()) return std::nullopt;
+  --found;
+  if (static_cast<std::size_t>(at - found->first) >= found->second.bytes) {
+    return std::nullopt;
+  }
+  return Allocation{found->first, found->second.bytes};
+}
+
+void remember(const Allocation& allocation, const std::shared_ptr<nccl::Windows>& by) {
+  Table& all = table();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.entries.find(allocation.base);
+  if (found == all.entries.end()) return;
+  auto& users = found->second.users;
+  users.erase(std::remove_if(users.begin(), users.end(),
+                             [](const auto& each) { return each.expired(); }),
+              users.end());
+  users.push_back(by);
+}
+
+at::Tensor allocate_nccl_tensor(std::int64_t size, const at::TensorOptions& options) {
+  const c10::Device device = options.device();
+  TORCH_CHECK_VALUE(device.is_cuda() && size > 0,
+                    "memory of NCCL is at least one element on a CUDA device; found ",
+                    size, " elements on ", device);
+  const int index = device.has_index() ? device.index() : current_device().index();
+  const c10::Device place = on(index);
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  void* const made = allocate_nccl(bytes, index, nullptr);
+  TORCH_CHECK_WITH(OutOfMemoryError, made != nullptr, "NCCL has no ", bytes,
+                   " bytes on ", place);
+  const auto drop = [index](void* memory) {
+    // Torch waits for the device as well when it gives memory back. With a limit: the
+    // GIL may be held, and a wait for a signal may never end.
+    const shm::Status freed = nccl::run_aside(
+        "freeing memory of NCCL", shm::after(kFree), [=]() -> shm::Status {
+          const cuda::Runtime& runtime = cuda::runtime();
+          shm::Status status = cuda::bind_device(index);
+          if (!status.ok()) return status;
+          status = runtime.check(runtime.device_synchronize(), "cudaDeviceSynchronize");
+          if (status.ok()) release(memory);
+          return status;
+        });
+    if (!freed.ok()) LOG(WARNING) << "weightsync-nccl2: " << freed.message();
+  };
+  at::Tensor tensor = at::for_blob(made, {size})
+                          .deleter(drop)
+                          .options(options.device(place))
+                          .target_device(place)
+                          .make_tensor();
+  const c10::DeviceGuard guard(place);
+  const cuda::Runtime& runtime = cuda::runtime();
+  raise(runtime.check(
+      runtime.memset_async(made, 0, bytes, handle_of(current_stream(place))),
+      "cudaMemsetAsync"));
+  return tensor;
+}
+
+std::pair<std::uintptr_t, std::uintptr_t> nccl_memory_functions() {
+  return {reinterpret_cast<std::uintptr_t>(&allocate_nccl),
+          reinterpret_cast<std::uintptr_t>(&free_nccl)};
+}
+
+}  // namespace weightsync

@@ -1,0 +1,94 @@
+#include "backend/nccl/runs_nccl.h"
+
+#include <string>
+
+#include "backend/nccl/raising.h"
+#include "cuda/runtime.h"
+
+namespace weightsync {
+namespace {
+
+using shm::Code;
+
+struct Memory {
+  std::byte* base = nullptr;
+  std::uint64_t nbytes = 0;  // from base to the end of the storage
+};
+
+Memory memory_of(const at::Tensor& tensor, c10::Device device) {
+  check(tensor.defined() && tensor.device() == device, Code::kInvalid, [&] {
+    return "runs are of tensors on " + device.str() + "; found one on " +
+           (tensor.defined() ? tensor.device().str() : "no device");
+  });
+  check(
+      !tensor.is_conj() && !tensor.is_neg(), Code::kInvalid,
+      "a lazily conjugated or negated tensor has other bytes than it shows: resolve it "
+      "first");
+  const auto skipped = static_cast<std::uint64_t>(tensor.storage_offset()) *
+                       static_cast<std::uint64_t>(tensor.element_size());
+  const std::uint64_t total = tensor.storage().nbytes();
+  return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())),
+          total > skipped ? total - skipped : 0};
+}
+
+}  // namespace
+
+std::vector<RunNccl> resolve_runs(const std::vector<at::Tensor>& tensors,
+                                  const at::Tensor& table, std::int64_t window_nbytes,
+                                  c10::Device device) {
+  check_table(table);
+  std::vector<Memory> memory;
+  memory.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) memory.push_back(memory_of(tensor, device));
+  std::vector<RunNccl> runs;
+  runs.reserve(static_cast<std::size_t>(table.size(0)));
+  const auto* row = table.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < table.size(0); ++i, row += kRunColumns) {
+    const auto index = static_cast<std::size_t>(row[0]);
+    check(index < memory.size(), Code::kInvalid, [&] {
+      return "run " + std::to_string(i) + " names tensor " + std::to_string(row[0]) +
+             " of " + std::to_string(memory.size());
+    });
+    const Memory& side = memory[index];
+    check(fits(row[1], row[3], row[4], row[5], side.nbytes), Code::kInvalid, [&] {
+      return "run " + std::to_string(i) + " leaves tensor " + std::to_string(row[0]) +
+             ", which has " + std::to_string(side.nbytes) + " bytes";
+    });
+    check(
+        fits(row[2], row[3], row[4], row[6], static_cast<std::uint64_t>(window_nbytes)),
+        Code::kInvalid, [&] {
+          return "run " + std::to_string(i) + " leaves the window, which has " +
+                 std::to_string(window_nbytes) + " bytes";
+        });
+    runs.push_back({index, side.base + row[1], static_cast<std::size_t>(row[2]),
+                    static_cast<std::size_t>(row[3]), static_cast<std::size_t>(row[4]),
+                    static_cast<std::size_t>(row[5]),
+                    static_cast<std::size_t>(row[6])});
+  }
+  return runs;
+}
+
+void copy_rows(std::byte* target, std::size_t target_stride, const std::byte* source,
+               std::size_t source_stride, const RunNccl& run, cudaStream_t stream) {
+  const cuda::Runtime& runtime = cuda::runtime();
+  constexpr cudaMemcpyKind kKind = cudaMemcpyDeviceToDevice;
+  if (run.is_one_piece()) {
+    raise(runtime.check(
+        runtime.memcpy_async(target, source, run.rows * run.row_bytes, kKind, stream),
+        "cudaMemcpyAsync"));
+  } else if (target_stride >= run.row_bytes && source_stride >= run.row_bytes) {
+    raise(runtime.check(
+        runtime.memcpy_2d_async(target, target_stride, source, source_stride,
+                                run.row_bytes, run.rows, kKind, stream),
+        "cudaMemcpy2DAsync"));
+  } else {
+    for (std::size_t row = 0; row < run.rows; ++row) {
+      raise(runtime.check(runtime.memcpy_async(target + row * target_stride,
+                                               source + row * source_stride,
+                                               run.row_bytes, kKind, stream),
+                          "cudaMemcpyAsync"));
+    }
+  }
+}
+
+}  // namespace weightsync
