@@ -24,7 +24,7 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	conformance backend-table properties clean
+	conformance sanitize backend-table properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -75,6 +75,9 @@ tidy: $(VENV)/.requirements ## Analyse the C++ core
 
 cpp-test: $(VENV)/.requirements ## Test the C++ core: plain, and under the sanitizers
 	@scripts/cpp-test
+
+sanitize: install ## Run tests of the process groups under the sanitizers
+	@scripts/sanitize
 
 python-test: install ## Run the Python tests
 	@scripts/python-test
