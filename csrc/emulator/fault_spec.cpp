@@ -190,15 +190,43 @@ Status read_code(std::string_view text, const FaultRule& rule, Action& action) {
   return {};
 }
 
+// One-sided operations are carried out by others, and what is not one at all has
+// neither a stream nor a communicator to fail.
+Status needs_a_transfer(const char* action, const FaultRule& rule) {
+  if (rule.operation && *rule.operation >= OperationKind::kAllReduce &&
+      *rule.operation <= OperationKind::kRecv) {
+    return {};
+  }
+  return {Code::kInvalid,
+          std::string(action) + " needs one operation: a collective, send or recv"};
+}
+
+Status read_error(std::string_view text, const FaultRule& rule, Action& action) {
+  if (Status status = needs_a_transfer("error", rule); !status.ok()) return status;
+  const auto code = number<int>(text);
+  if (!code || *code < 1 || *code > kLastNcclCode) {
+    return wrong("error", text, "an ncclResult_t from 1 to 8");
+  }
+  action.kind = Action::Kind::kError;
+  action.code = *code;
+  return {};
+}
+
 Status read_action(std::string_view text, FaultRule& rule) {
   const auto [name, value] = divided(text, '=');
   if (value && name == "delay") return read_delay(*value, rule.action);
   if (value && name == "fail") return read_code(*value, rule, rule.action);
+  if (value && name == "error") return read_error(*value, rule, rule.action);
   if (!value && (name == "stall" || name == "kill")) {
     rule.action.kind = name == "kill" ? Action::Kind::kKill : Action::Kind::kStall;
     return {};
   }
-  return wrong("the action", text, "delay=SECONDS, stall, kill or fail=CODE");
+  if (!value && name == "block") {
+    rule.action.kind = Action::Kind::kBlock;
+    return needs_a_transfer("block", rule);
+  }
+  return wrong("the action", text,
+               "delay=SECONDS, stall, block, kill, fail=CODE or error=CODE");
 }
 
 Status read_rule(std::string_view entry, std::string_view matching,

@@ -7,14 +7,17 @@
 //            | "nccl=" version                      2.30.7 or 2.31.2
 //   matcher  = "rank=" number | "n=" number | "from=" number
 //            | "p=" probability | "seed=" number
-//   action   = "delay=" seconds | "stall" | "kill" | "fail=" code
+//   action   = "delay=" seconds | "stall" | "kill" | "fail=" code | "error=" code
+//            | "block"
 //
 // For example: put@rank=1,n=3:kill; all_reduce@n=2:fail=6; *@p=0.1,seed=7:delay=0.05
 //
 // An operation is a name of the list below, or "*" (also "any"): those of NCCL, and
 // malloc, which is every allocation of device memory. Without a matcher every
 // occurrence matches, of every rank; n is one occurrence, counted from 1; from is that
-// one and all later ones. A code is an ncclResult_t, and 2 for malloc.
+// one and all later ones. A code is an ncclResult_t, and 2 for malloc. An error is one
+// that shows behind the call: the operation never ends, and its communicator fails.
+// What blocks keeps the call itself, until the communicator is aborted.
 #pragma once
 
 #include <chrono>
@@ -69,11 +72,20 @@ enum class OperationKind : std::uint8_t {
 std::string_view name_of(OperationKind operation);
 
 struct Action {
-  enum class Kind : std::uint8_t { kNone, kDelay, kStall, kKill, kFail };
+  enum class Kind : std::uint8_t {
+    kNone,
+    kDelay,
+    kStall,
+    kKill,
+    kFail,
+    kError,
+    kBlock
+  };
 
   Kind kind = Kind::kNone;
   std::chrono::nanoseconds delay{};
-  // An ncclResult_t; of malloc a cudaError_t, always cudaErrorMemoryAllocation.
+  // Of kFail and kError: an ncclResult_t; of malloc a cudaError_t, always
+  // cudaErrorMemoryAllocation.
   int code = 0;
   // The entry of the specification, for messages.
   std::string entry;

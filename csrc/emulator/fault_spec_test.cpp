@@ -56,8 +56,8 @@ TEST(FaultSpec, ReadsSeveralEntriesWithBlanksAndComments) {
       "  put @ rank = 1 , from = 2 : delay = 0.05 ;; any@p=0.25,seed=7:kill # why\n"
       "\r\n"
       "no-symmetric; network = 2-0, 1-2; nccl=2.31.2; out-of-memory=3 GiB\n"
-      "all_reduce@rank=*:fail=6");
-  ASSERT_EQ(3U, spec.rules.size());
+      "all_reduce@rank=*:fail=6; recv:error=2; send:block");
+  ASSERT_EQ(5U, spec.rules.size());
 
   EXPECT_EQ(2U, spec.rules[0].first);
   EXPECT_EQ(UINT64_MAX, spec.rules[0].last);
@@ -68,6 +68,9 @@ TEST(FaultSpec, ReadsSeveralEntriesWithBlanksAndComments) {
   EXPECT_EQ(std::nullopt, spec.rules[2].rank);
   EXPECT_EQ(Kind::kFail, spec.rules[2].action.kind);
   EXPECT_EQ(6, spec.rules[2].action.code);
+  EXPECT_EQ(Kind::kError, spec.rules[3].action.kind);
+  EXPECT_EQ(2, spec.rules[3].action.code);
+  EXPECT_EQ(Kind::kBlock, spec.rules[4].action.kind);
   EXPECT_FALSE(spec.symmetric);
   EXPECT_EQ((std::vector<std::pair<int, int>>{{0, 2}, {1, 2}}), spec.networks);
   EXPECT_EQ("2.31.2", spec.nccl);
@@ -142,10 +145,18 @@ TEST(FaultSpec, RefusesWithTheEntryAndWhatMayBeThere) {
        "of rank, n, from, p, seed"},
       {"put:explode",
        "the fault 'put:explode': the action is 'explode', but must be delay=SECONDS, "
-       "stall, kill or fail=CODE"},
+       "stall, block, kill, fail=CODE or error=CODE"},
       {"put:kill=9",
        "the fault 'put:kill=9': the action is 'kill=9', but must be delay=SECONDS, "
-       "stall, kill or fail=CODE"},
+       "stall, block, kill, fail=CODE or error=CODE"},
+      {"send:error=0",
+       "the fault 'send:error=0': error is '0', but must be an ncclResult_t from 1 to "
+       "8"},
+      {"*:block",
+       "the fault '*:block': block needs one operation: a collective, send or recv"},
+      {"put:error=6",
+       "the fault 'put:error=6': error needs one operation: a collective, send or "
+       "recv"},
       {"put:delay=-1",
        "the fault 'put:delay=-1': delay is '-1', but must be a number of seconds from "
        "0 "

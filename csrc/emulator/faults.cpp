@@ -105,6 +105,12 @@ bool carry_out(const Action& action, const std::function<bool()>& given_up) {
     case Action::Kind::kStall:
       tell(action, "stalls an operation");
       break;
+    case Action::Kind::kBlock:
+      tell(action, "blocks a call");
+      break;
+    case Action::Kind::kError:
+      tell(action, ("fails with code " + std::to_string(action.code)).c_str());
+      break;
   }
   while (!given_up || !given_up()) std::this_thread::sleep_for(kGlance);
   return false;

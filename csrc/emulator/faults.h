@@ -74,8 +74,8 @@ std::optional<int> rank_of_environment();
 int failed(const Action& action);
 
 // Delays, stalls or ends the process; returns whether the operation shall execute.
-// A stall lasts until `given_up` answers true (never, without one), and then the
-// operation must not execute. What does not stall returns true.
+// A stall, a block and an error last until `given_up` answers true (never, without
+// one), and then the operation must not execute. What does not stall returns true.
 bool carry_out(const Action& action, const std::function<bool()>& given_up = nullptr);
 
 // Whether an allocation of device memory may go on, on a device of which `used` bytes

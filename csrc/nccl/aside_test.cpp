@@ -53,6 +53,46 @@ TEST(AsideTest, WorkThatMissesItsDeadlineIsNamedAndGoesOn) {
   EXPECT_EQ(std::future_status::ready, ended.get_future().wait_until(shm::patience()));
 }
 
+TEST(AsideTest, WorkIsLeftAloneWhenTheCallerIsInterrupted) {
+  std::promise<void> go;
+  std::promise<void> ended;
+  auto may_go = std::make_shared<std::future<void>>(go.get_future());
+  int asked = 0;
+  const Status status = run_aside(
+      "ncclSleep", shm::patience(),
+      [may_go, &ended] {
+        may_go->wait();
+        ended.set_value();
+        return Status();
+      },
+      [&] { return ++asked < 2 ? Status() : Status{Code::kPeer, "rank 1 failed"}; });
+  EXPECT_EQ(Code::kPeer, status.code());
+  EXPECT_EQ("rank 1 failed", status.message());
+  EXPECT_EQ(2, asked);
+  go.set_value();
+
+  EXPECT_EQ(std::future_status::ready, ended.get_future().wait_until(shm::patience()));
+}
+
+TEST(AsideTest, WhoMayBeInterruptedStillHasADeadline) {
+  const Status answered = run_aside(
+      "it", Deadline::max(), [] { return Status{Code::kClosed, "done"}; },
+      [] { return Status(); });
+  std::promise<void> go;
+  auto may_go = std::make_shared<std::future<void>>(go.get_future());
+  const Status late = run_aside(
+      "ncclSleep", shm::soon(),
+      [may_go] {
+        may_go->wait();
+        return Status();
+      },
+      [] { return Status(); });
+  go.set_value();
+
+  EXPECT_EQ(Code::kClosed, answered.code());
+  EXPECT_EQ(Code::kTimedOut, late.code());
+}
+
 TEST(AsideTest, WhatTheWorkOwnsIsGoneBeforeItsAnswerComes) {
   auto owned = std::make_shared<int>(1);
   const std::weak_ptr<int> seen = owned;

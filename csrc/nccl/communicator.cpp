@@ -4,7 +4,6 @@
 #include <thread>
 
 #include "cuda/runtime.h"
-#include "nccl/aside.h"
 
 namespace weightsync::nccl {
 namespace {
@@ -73,7 +72,7 @@ Result<ncclUniqueId> make_unique_id(const Library& library) {
 
 Result<Communicator::Pointer> Communicator::make(
     const std::shared_ptr<const Library>& library, const char* call, const Place& place,
-    Deadline deadline, Fill fill) {
+    Deadline deadline, Fill fill, const Interrupted& interrupted) {
   // If it comes when nobody waits for it any more it has to go: the others count on it.
   struct Making {
     std::mutex mutex;
@@ -81,20 +80,21 @@ Result<Communicator::Pointer> Communicator::make(
     bool given_up = false;  // guarded by mutex
   };
   const auto making = std::make_shared<Making>();
-  Status status =
-      run_aside(call, deadline,
-                [library, call, place, making, fill = std::move(fill)]() -> Status {
-                  Status bound = cuda::bind_device(place.device);
-                  if (!bound.ok()) return bound;
-                  ncclComm_t handle = nullptr;
-                  Status filled = library->check(fill(&handle), call);
-                  if (!filled.ok() || handle == nullptr) return filled;
-                  const std::lock_guard<std::mutex> lock(making->mutex);
-                  if (making->given_up)
-                    return library->check(library->ncclCommAbort(handle), call);
-                  making->made.reset(new Communicator(library, handle, place));
-                  return filled;
-                });
+  Status status = run_aside(
+      call, deadline,
+      [library, call, place, making, fill = std::move(fill)]() -> Status {
+        Status bound = cuda::bind_device(place.device);
+        if (!bound.ok()) return bound;
+        ncclComm_t handle = nullptr;
+        Status filled = library->check(fill(&handle), call);
+        if (!filled.ok() || handle == nullptr) return filled;
+        const std::lock_guard<std::mutex> lock(making->mutex);
+        if (making->given_up)
+          return library->check(library->ncclCommAbort(handle), call);
+        making->made.reset(new Communicator(library, handle, place));
+        return filled;
+      },
+      interrupted);
   const std::lock_guard<std::mutex> lock(making->mutex);
   making->given_up = true;
   // It may have come just now.
@@ -104,13 +104,15 @@ Result<Communicator::Pointer> Communicator::make(
 
 Result<Communicator::Pointer> Communicator::create(
     const std::shared_ptr<const Library>& library, const ncclUniqueId& id,
-    const Place& place, const Config& config, Deadline deadline) {
-  return make(library, "ncclCommInitRankConfig", place, deadline,
-              [library, id, place, config](ncclComm_t* made) {
-                ncclConfig_t with = as_nccl(config);
-                return library->ncclCommInitRankConfig(made, place.size, id, place.rank,
-                                                       &with);
-              });
+    const Place& place, const Config& config, Deadline deadline,
+    const Interrupted& interrupted) {
+  return make(
+      library, "ncclCommInitRankConfig", place, deadline,
+      [library, id, place, config](ncclComm_t* made) {
+        ncclConfig_t with = as_nccl(config);
+        return library->ncclCommInitRankConfig(made, place.size, id, place.rank, &with);
+      },
+      interrupted);
 }
 
 Result<Communicator::Pointer> Communicator::split(int color, int key,

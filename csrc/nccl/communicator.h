@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "nccl/aside.h"
 #include "nccl/library.h"
 #include "shm/futex.h"
 
@@ -60,10 +61,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     int device = 0;
   };
 
-  // Blocks until all ranks have come.
+  // Blocks until all ranks have come, or it is interrupted.
   static Result<Pointer> create(const std::shared_ptr<const Library>& library,
                                 const ncclUniqueId& id, const Place& place,
-                                const Config& config, Deadline deadline);
+                                const Config& config, Deadline deadline,
+                                const Interrupted& interrupted = nullptr);
 
   // Called by all ranks of this one; `place` is that in the child. A null pointer where
   // the color is kNcclSplitNoColor.
@@ -109,7 +111,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   static Result<Pointer> make(const std::shared_ptr<const Library>& library,
                               const char* call, const Place& place, Deadline deadline,
-                              Fill fill);
+                              Fill fill, const Interrupted& interrupted = nullptr);
   Status end(const char* call, End function, Deadline deadline);
 
   // Constant after construction.

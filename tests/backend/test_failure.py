@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.backend.ending import BOUND, OURS, mine, options, seconds_of, until_over
 from tests.conformance.endings import begun, in_turn, meeting, stay
 from tests.conformance.group import job, rank
 from tests.conformance.windows import board, numbers, raised
@@ -22,36 +24,7 @@ from weightsync import testing
 
 pytestmark = [testing.requires_emulator(), pytest.mark.timeout(120)]
 
-OURS: Final = "weightsync-nccl2"
 LIMIT: Final = timedelta(seconds=2)
-BOUND: Final = 5.0
-
-
-def options(**fields: Any) -> Any:
-    from weightsync.backend import NcclOptions
-
-    made = NcclOptions()
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
-
-
-def mine() -> Any:
-    """Return our part of the default group."""
-    group: Any = dist.group.WORLD
-    return group._get_backend(torch.device("cuda"))
-
-
-def seconds_of(call: Any) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
-
-
-def until_over(work: Any) -> None:
-    """Wait on the host, for an operation that has a time of its own."""
-    while not work.is_completed():
-        time.sleep(0.01)
 
 
 # --- timeouts ---
@@ -342,8 +315,9 @@ def test_a_process_that_exits_with_work_pending_ends_by_itself() -> None:
         text=True,
         check=False,
         timeout=60,
-        env=testing.environment(gpus=1, faults="all_reduce@n=2:stall")
-        | {"PATH": "", "CUDA_MODULE_LOADING": "LAZY"},
+        env=dict(os.environ)
+        | testing.environment(gpus=1, faults="all_reduce@n=2:stall")
+        | {"CUDA_MODULE_LOADING": "LAZY"},
     )
 
     assert ["leaving", "aborted"] == done.stdout.split(), done.stderr

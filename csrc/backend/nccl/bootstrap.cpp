@@ -55,7 +55,7 @@ void have_read(c10d::Store& store, const std::string& key, int readers) {
 // Asks now and then. Who waits inside of the store keeps everybody else off its
 // connection, and a new connection is dear: the server asks for the name of the host.
 Status await(c10d::Store& store, const std::string& key, Deadline deadline,
-             const std::function<Status()>& interrupted) {
+             const nccl::Interrupted& interrupted) {
   std::chrono::milliseconds pause{1};
   while (!store.check({key})) {
     Status why = interrupted();
@@ -71,8 +71,7 @@ Status await(c10d::Store& store, const std::string& key, Deadline deadline,
 }
 
 Result<ncclUniqueId> take(c10d::Store& store, const std::string& key, int size,
-                          Deadline deadline,
-                          const std::function<Status()>& interrupted) {
+                          Deadline deadline, const nccl::Interrupted& interrupted) {
   std::vector<std::uint8_t> bytes;
   try {
     Status status = await(store, key, deadline, interrupted);
@@ -111,11 +110,12 @@ Result<Communicator::Pointer> meet(c10d::Store& store, const std::string& key,
                                    const std::shared_ptr<const Library>& library,
                                    const Communicator::Place& place,
                                    const nccl::Config& config, Deadline deadline,
-                                   const std::function<Status()>& interrupted) {
+                                   const nccl::Interrupted& interrupted) {
   auto id = place.rank == 0 ? offer(store, key, place.size, *library)
                             : take(store, key, place.size, deadline, interrupted);
   if (!id.ok()) return id.status();
-  return Communicator::create(library, id.value(), place, config, deadline);
+  return Communicator::create(library, id.value(), place, config, deadline,
+                              interrupted);
 }
 
 }  // namespace weightsync

@@ -17,11 +17,11 @@ nccl::Result<std::shared_ptr<const nccl::Library>> library_for(const std::string
 
 // Called by all ranks with the same key, which nobody used before: rank 0 makes the id.
 // Blocks until all have come or the deadline passed, or `interrupted` says why not to
-// wait for the id any longer.
+// wait any longer.
 nccl::Result<nccl::Communicator::Pointer> meet(
     c10d::Store& store, const std::string& key,
     const std::shared_ptr<const nccl::Library>& library,
     const nccl::Communicator::Place& place, const nccl::Config& config,
-    shm::Deadline deadline, const std::function<shm::Status()>& interrupted);
+    shm::Deadline deadline, const nccl::Interrupted& interrupted);
 
 }  // namespace weightsync

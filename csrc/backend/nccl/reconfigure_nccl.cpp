@@ -2,8 +2,8 @@
 //
 // What was there stays until all members have agreed. Then what is pending is given up,
 // the communicator is aborted (a destruction would wait for ranks that may be dead),
-// and the next one is made. An attempt that fails after that leaves the group unformed,
-// and it can be reconfigured again.
+// and, once all have done so, the next one is made. An attempt that fails after that
+// leaves the group unformed, and it can be reconfigured again.
 #include <c10/core/DeviceGuard.h>
 
 #include <ATen/core/ivalue.h>
@@ -99,26 +99,30 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNccl::reconfigure(
   raise(library.status());
 
   Recording::Open recorded({recording_.begin_membership("reconfigure", timeout)});
-  Rendezvous rendezvous({opts.uuid, std::move(handles), rank}, deadline, [this] {
+  const auto interrupted = [this] {
     const std::lock_guard<std::mutex> lock(mu_);
     return ended_;
-  });
+  };
+  Rendezvous rendezvous({opts.uuid, std::move(handles), rank}, deadline, interrupted);
   if (!used_.insert(opts.uuid).second) {
     const std::string why =
         "reconfigure: uuid " + std::to_string(opts.uuid) + " was used before";
     rendezvous.refuse(why);
     raise({Code::kInvalid, why});
   }
-  auto id = rendezvous.agree(*library.value());
-  if (!id.ok()) trace::dump_after(id.status());
-  raise(id.status());
+  const Status agreed = rendezvous.agree();
+  if (!agreed.ok()) trace::dump_after(agreed);
+  raise(agreed);
 
   const c10::Device device = device_to_form_on();
   end_session();
+  auto id = rendezvous.exchange(*library.value(), std::max(deadline, shm::after(kEnd)));
+  if (!id.ok()) trace::dump_after(id.status());
+  raise(id.status());
   const nccl::Communicator::Place place{rank, size, device.index()};
   auto made =
       nccl::Communicator::create(library.value(), id.value(), place, options_->config,
-                                 std::max(deadline, shm::after(kEnd)));
+                                 std::max(deadline, shm::after(kEnd)), interrupted);
   if (!made.ok()) trace::dump_after(made.status());
   raise(made.status());
   adopt(made.take(), device, opts.uuid);

@@ -26,7 +26,7 @@ using shm::Status;
 constexpr const char* kScheme = "nccl2";
 
 // In front of an answer.
-constexpr std::uint8_t kId = 1;
+constexpr std::uint8_t kGoOn = 1;
 constexpr std::uint8_t kCalledOff = 0;
 
 // A store whose server is gone is noticed after this, even without a deadline.
@@ -53,6 +53,13 @@ std::string digest_of(const Rendezvous::Plan& plan) {
   add(std::to_string(plan.uuid));
   for (const std::string& handle : plan.handles) add("\n" + handle);
   return hex(hash);
+}
+
+Status out_of_time(std::int64_t uuid, const std::vector<int>& missing) {
+  std::string ranks;
+  for (const int rank : missing) ranks += " " + std::to_string(rank);
+  return {Code::kTimedOut, "reconfigure " + std::to_string(uuid) +
+                               ": these ranks did not come in time:" + ranks};
 }
 
 template <class Number>
@@ -191,13 +198,16 @@ Result<std::string> address_of(const c10::intrusive_ptr<c10d::Store>& store,
 
 Rendezvous::Rendezvous(Plan plan, Deadline deadline, Interrupted interrupted)
     : plan_(std::move(plan)),
-      deadline_(deadline),
       interrupted_(std::move(interrupted)),
       digest_(digest_of(plan_)),
-      answer_(digest_ + "/answer") {}
+      deadline_(deadline) {}
 
 std::string Rendezvous::here(int rank) const {
-  return digest_ + "/here/" + std::to_string(rank);
+  return digest_ + "/" + std::to_string(meeting_) + "/here/" + std::to_string(rank);
+}
+
+std::string Rendezvous::answer() const {
+  return digest_ + "/" + std::to_string(meeting_) + "/answer";
 }
 
 void Rendezvous::connect() {
@@ -216,10 +226,40 @@ void Rendezvous::connect() {
       c10::make_intrusive<c10d::TCPStore>(address.host, options));
 }
 
-Result<ncclUniqueId> Rendezvous::agree(const nccl::Library& library) {
+Status Rendezvous::agree() {
   try {
     connect();
-    return plan_.rank == 0 ? lead(library) : follow();
+    if (plan_.rank == 0) {
+      Status claimed = claim();
+      if (!claimed.ok()) return claimed;
+    }
+  } catch (const std::exception& error) {
+    return store_error(error);
+  }
+  return meet([] { return Bytes(); }).status();
+}
+
+Result<ncclUniqueId> Rendezvous::exchange(const nccl::Library& library,
+                                          Deadline deadline) {
+  deadline_ = deadline;
+  ++meeting_;
+  auto met = meet([&]() -> Result<Bytes> {
+    auto made = nccl::make_unique_id(library);
+    if (!made.ok()) return made.status();
+    const auto* const begin =
+        reinterpret_cast<const std::uint8_t*>(made.value().internal);
+    return Bytes(begin, begin + kNcclUniqueIdBytes);
+  });
+  if (!met.ok()) return met.status();
+  ncclUniqueId id{};
+  std::memcpy(id.internal, met.value().data(),
+              std::min(met.value().size(), kNcclUniqueIdBytes));
+  return id;
+}
+
+Result<Rendezvous::Bytes> Rendezvous::meet(const Offer& offer) {
+  try {
+    return plan_.rank == 0 ? lead(offer) : follow();
   } catch (const std::exception& error) {
     return store_error(error);
   }
@@ -240,20 +280,24 @@ Status Rendezvous::await(const std::function<Status(bool& done)>& look) {
   }
 }
 
-Result<ncclUniqueId> Rendezvous::lead(const nccl::Library& library) {
+Status Rendezvous::claim() {
   const Bytes claim = bytes_of(digest_ + ":" + new_instance());
-  if (store_->compareSet("claimed", Bytes(), claim) != claim) {
-    return call_off({Code::kInvalid, "reconfigure: uuid " + std::to_string(plan_.uuid) +
-                                         " was used before"});
-  }
+  if (store_->compareSet("claimed", Bytes(), claim) == claim) return {};
+  Status used{Code::kInvalid,
+              "reconfigure: uuid " + std::to_string(plan_.uuid) + " was used before"};
+  (void)call_off(used);
+  return used;
+}
+
+Result<Rendezvous::Bytes> Rendezvous::lead(const Offer& offer) {
   std::vector<int> missing;
   for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
     missing.push_back(rank);
   }
-  Bytes answer;
+  Bytes answered;
   const Status came = await([&](bool& done) -> Status {
-    if (store_->check({answer_})) {
-      answer = store_->get(answer_);
+    if (store_->check({answer()})) {
+      answered = store_->get(answer());
       done = true;
       return {};
     }
@@ -264,28 +308,27 @@ Result<ncclUniqueId> Rendezvous::lead(const nccl::Library& library) {
     return {};
   });
   if (came.code() == Code::kTimedOut) {
-    std::string ranks;
-    for (const int rank : missing) ranks += " " + std::to_string(rank);
-    return call_off(
-        {Code::kTimedOut, "reconfigure " + std::to_string(plan_.uuid) +
-                              ": these ranks did not come in time:" + ranks});
+    const auto is_here = [this](int rank) { return store_->check({here(rank)}); };
+    missing.erase(std::remove_if(missing.begin(), missing.end(), is_here),
+                  missing.end());
+    if (!missing.empty()) return call_off(out_of_time(plan_.uuid, missing));
+  } else if (!came.ok()) {
+    return call_off(came);
   }
-  if (!came.ok()) return call_off(came);
-  if (!answer.empty()) return read(answer);
-  auto id = nccl::make_unique_id(library);
-  if (!id.ok()) return call_off(id.status());
-  Bytes offer{kId};
-  const auto* const begin = reinterpret_cast<const std::uint8_t*>(id.value().internal);
-  offer.insert(offer.end(), begin, begin + kNcclUniqueIdBytes);
-  return read(store_->compareSet(answer_, Bytes(), offer));
+  if (!answered.empty()) return read(answered);
+  auto offered = offer();
+  if (!offered.ok()) return call_off(offered.status());
+  Bytes said(1 + offered.value().size(), kGoOn);
+  std::copy(offered.value().begin(), offered.value().end(), said.begin() + 1);
+  return read(store_->compareSet(answer(), Bytes(), said));
 }
 
-Result<ncclUniqueId> Rendezvous::follow() {
+Result<Rendezvous::Bytes> Rendezvous::follow() {
   store_->set(here(plan_.rank), Bytes{1});
-  Bytes answer;
+  Bytes answered;
   const Status came = await([&](bool& done) -> Status {
-    if (store_->check({answer_})) {
-      answer = store_->get(answer_);
+    if (store_->check({answer()})) {
+      answered = store_->get(answer());
       done = true;
     } else if (store_->check({"claimed"})) {
       const Bytes claim = store_->get("claimed");
@@ -299,22 +342,24 @@ Result<ncclUniqueId> Rendezvous::follow() {
     return {};
   });
   if (came.code() == Code::kTimedOut) {
-    return call_off(
-        {Code::kTimedOut, "reconfigure " + std::to_string(plan_.uuid) + ": rank " +
-                              std::to_string(plan_.rank) +
-                              " waited for the others, and its time is over"});
+    std::vector<int> missing;
+    for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
+      if (!store_->check({here(rank)})) missing.push_back(rank);
+    }
+    if (missing.empty()) missing.push_back(0);
+    return call_off(out_of_time(plan_.uuid, missing));
   }
   if (!came.ok()) return call_off(came);
-  return read(answer);
+  return read(answered);
 }
 
-Result<ncclUniqueId> Rendezvous::call_off(Status why) {
+Result<Rendezvous::Bytes> Rendezvous::call_off(Status why) {
   Bytes said{kCalledOff};
   const Bytes text = bytes_of(why.message());
   said.insert(said.end(), text.begin(), text.end());
-  const Bytes answer = store_->compareSet(answer_, Bytes(), said);
-  // Too late to call it off: the others have the id, and wait for this one.
-  if (!answer.empty() && answer.front() == kId) return read(answer);
+  const Bytes answered = store_->compareSet(answer(), Bytes(), said);
+  // Too late to call it off: the others go on, and wait for this one.
+  if (!answered.empty() && answered.front() == kGoOn) return read(answered);
   return why;
 }
 
@@ -327,23 +372,22 @@ void Rendezvous::refuse(const std::string& why) {
   }
 }
 
-Result<ncclUniqueId> Rendezvous::read(const Bytes& answer) const {
-  if (answer.size() == 1 + kNcclUniqueIdBytes && answer.front() == kId) {
-    ncclUniqueId id{};
-    std::memcpy(id.internal, answer.data() + 1, kNcclUniqueIdBytes);
-    return id;
-  }
-  const std::string why(answer.begin() + (answer.empty() ? 0 : 1), answer.end());
+Result<Rendezvous::Bytes> Rendezvous::read(const Bytes& answer) const {
+  const Bytes rest(answer.begin() + (answer.empty() ? 0 : 1), answer.end());
+  if (!answer.empty() && answer.front() == kGoOn) return rest;
+  const std::string why(rest.begin(), rest.end());
   return Status{Code::kPeer, "reconfigure was called off: " + why};
 }
 
 void Rendezvous::forget() {
   if (!store_) return;
   try {
-    for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
-      store_->deleteKey(here(rank));
+    for (; meeting_ >= 0; --meeting_) {
+      for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
+        store_->deleteKey(here(rank));
+      }
+      store_->deleteKey(answer());
     }
-    store_->deleteKey(answer_);
   } catch (const std::exception&) {
     // It is left lying about, no more.
   }

@@ -1,10 +1,12 @@
 // Rendezvous: how the members of a new configuration agree on it, through the store of
 // its first member.
 //
-// Nobody touches what they have before all agreed: any member that cannot come calls
-// the attempt off for all, and either all hear that or all get the same id. The keys
-// are named by the uuid, and by what the members were told, so that nobody meets those
-// who were told something else. Blocking, without the GIL and without locks; a
+// They meet twice. Nobody touches what they have before all agreed; and when that is
+// given up, which takes its time, nobody goes on to NCCL before all are there again:
+// NCCL waits without an end for one that died meanwhile. Each time any member that
+// cannot come calls the attempt off for all, and either all hear that or all go on. The
+// keys are named by the uuid, and by what the members were told, so that nobody meets
+// those who were told something else. Blocking, without the GIL and without locks; a
 // connection to the store is made for each attempt.
 #pragma once
 
@@ -47,13 +49,16 @@ class Rendezvous {
     std::vector<std::string> handles;  // by rank
     int rank = 0;
   };
-  using Interrupted = std::function<shm::Status()>;
+  using Interrupted = nccl::Interrupted;
 
   // `interrupted` is asked now and then, and ends the attempt by an error.
   Rendezvous(Plan plan, shm::Deadline deadline, Interrupted interrupted);
 
-  // The id that all get, once all have come. kInvalid if the uuid was used before.
-  shm::Result<ncclUniqueId> agree(const nccl::Library& library);
+  // Returns once all have come. kInvalid if the uuid was used before.
+  shm::Status agree();
+  // The id that all get, once all have come again.
+  shm::Result<ncclUniqueId> exchange(const nccl::Library& library,
+                                     shm::Deadline deadline);
   // Lets the others know that this member does not come.
   void refuse(const std::string& why);
   // By rank 0, when all have the id: removes what nobody needs any more. The uuid stays
@@ -62,21 +67,27 @@ class Rendezvous {
 
  private:
   using Bytes = std::vector<std::uint8_t>;
+  using Offer = std::function<shm::Result<Bytes>()>;
 
   void connect();
-  shm::Result<ncclUniqueId> lead(const nccl::Library& library);
-  shm::Result<ncclUniqueId> follow();
+  shm::Status claim();
+  // What the first one offers, to all; or why there is nothing.
+  shm::Result<Bytes> meet(const Offer& offer);
+  shm::Result<Bytes> lead(const Offer& offer);
+  shm::Result<Bytes> follow();
   // Whether all keys are there; an error when the time is over or it is interrupted.
   shm::Status await(const std::function<shm::Status(bool& done)>& look);
-  shm::Result<ncclUniqueId> call_off(shm::Status why);
-  shm::Result<ncclUniqueId> read(const Bytes& answer) const;
+  shm::Result<Bytes> call_off(shm::Status why);
+  shm::Result<Bytes> read(const Bytes& answer) const;
+  // Keys of the present meeting.
   std::string here(int rank) const;
+  std::string answer() const;
 
   const Plan plan_;
-  const shm::Deadline deadline_;
   const Interrupted interrupted_;
   const std::string digest_;
-  const std::string answer_;
+  shm::Deadline deadline_;
+  int meeting_ = 0;
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

@@ -53,7 +53,7 @@ struct Board {
   Entry entries[kMaxRanks];
 };
 
-// The boards of this process, until all their ranks are through. Never destroyed.
+// The boards of this process, as long as they are needed. Never destroyed.
 struct Boards {
   std::mutex mutex;
   std::list<SegmentPtr> open;
@@ -68,8 +68,10 @@ Board& board_in(const SegmentPtr& segment) {
   return *reinterpret_cast<Board*>(segment->data());
 }
 
+// Nobody needs it any more: all ranks are through, or nothing comes of it.
 bool is_through(const SegmentPtr& segment) {
   const Board& board = board_in(segment);
+  if (board.failed.load() != 0) return true;
   const std::uint32_t size = board.size.load();
   return size != 0 && board.finished.load() >= size;
 }

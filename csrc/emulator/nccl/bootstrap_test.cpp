@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "emulator/nccl/config_support.h"
+#include "emulator/nccl/diagnosis.h"
 #include "emulator/nccl/rank_support.h"
 
 namespace weightsync::emulator::nccl {
@@ -78,7 +82,14 @@ TEST(BootstrapTest, ProcessesJoin) {
   EXPECT_EQ(std::vector<int>(3, 0), codes);
 }
 
-TEST(BootstrapTest, ARankThatDiesBeforeAllHaveComeIsARemoteError) {
+std::ptrdiff_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+TEST(BootstrapTest, ARankThatDiesBeforeAllHaveComeIsARemoteErrorAndLeavesNothing) {
+  (void)new_unique_id();  // Boards of earlier communicators go.
+  const std::ptrdiff_t before = open_descriptors();
   const ncclUniqueId id = new_unique_id();
   RankProcess other("BootstrapTest.DISABLED_Process", 1, 3, id);
   std::thread killer([&] {
@@ -92,6 +103,14 @@ TEST(BootstrapTest, ARankThatDiesBeforeAllHaveComeIsARemoteError) {
 
   EXPECT_EQ(ncclRemoteError, code);
   EXPECT_EQ(nullptr, communicator);
+  EXPECT_EQ(before, open_descriptors());
+}
+
+TEST(BootstrapTest, ARankThatNeverComesIsWaitedFor) {
+  EXPECT_EQ((std::vector<int>{diagnosis::kHangExitCode, -SIGKILL}),
+            as_processes(2, "BootstrapTest.DISABLED_Process",
+                         {"WEIGHTSYNC_EMULATOR_HANG_SECONDS=1",
+                          "RANK=", "WEIGHTSYNC_EMULATOR_FAULTS=init@rank=1:kill"}));
 }
 
 TEST(BootstrapTest, AnIdOfAProcessThatIsGoneIsARemoteError) {

@@ -17,6 +17,11 @@ std::string missing_in(const Action& fault) {
   return "for the end of the fault " + fault.entry + ", which has none";
 }
 
+bool stalls(const Action& fault) {
+  return fault.kind == Action::Kind::kStall || fault.kind == Action::Kind::kBlock ||
+         fault.kind == Action::Kind::kError;
+}
+
 // Where there are no peers to tell or to tell of.
 diagnosis::Blocked blocked_alone(std::function<std::string()> who,
                                  const Action& fault) {
@@ -32,9 +37,13 @@ diagnosis::Blocked blocked_alone(std::function<std::string()> who,
 bool carry_out_watched(Communicator& communicator, const Action& fault,
                        OnAbort on_abort) {
   std::optional<diagnosis::Guard> guard;
-  if (fault.kind == Action::Kind::kStall && communicator.connected()) {
+  if (fault.kind == Action::Kind::kError) {
+    communicator.fail(
+        {static_cast<ncclResult_t>(fault.code), "the fault " + fault.entry});
+  }
+  if (stalls(fault) && communicator.connected()) {
     guard.emplace(communicator, missing_in(fault));
-  } else if (fault.kind == Action::Kind::kStall) {
+  } else if (stalls(fault)) {
     guard.emplace(blocked_alone([&] { return communicator.describe(); }, fault));
   }
   if (on_abort == OnAbort::kKeepWaiting) return carry_out(fault);

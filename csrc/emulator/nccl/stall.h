@@ -10,7 +10,8 @@ namespace weightsync::emulator::nccl {
 class Communicator;
 
 // Whether the operation shall execute. A stall lasts until the communicator is aborted,
-// or for ever. Blocks; on a stream or on the host.
+// or for ever. An error is one of the communicator, and such a stall. Blocks; on a
+// stream or on the host.
 bool carry_out_watched(Communicator& communicator, const Action& fault,
                        OnAbort on_abort = OnAbort::kReturn);
 // The same for a call without a communicator.

@@ -1,7 +1,9 @@
-// A rank that a fault stalls is diagnosed, whatever it is stalled in.
+// A rank that a fault stalls is diagnosed, whatever it is stalled in; an error is told.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "emulator/nccl/diagnosis.h"
@@ -95,6 +97,50 @@ TEST(Stall, ends_the_rank_itself_and_the_one_that_waits_for_it) {
             as_processes(2, "DISABLED_Stall.gathers",
                          {"WEIGHTSYNC_EMULATOR_HANG_SECONDS=1", "RANK=",
                           "WEIGHTSYNC_EMULATOR_FAULTS=all_gather@rank=1:stall"}));
+}
+
+TEST(DISABLED_Stall, is_kept_in_the_call) {
+  be_this_process([](Rank& self) {
+    const DeviceBuffer memory(self.device, 4);
+    std::thread aborting([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      EXPECT_EQ(ncclSuccess, ncclCommAbort(self.communicator));
+    });
+    EXPECT_EQ(ncclInternalError,
+              ncclAllGather(memory.data(), memory.data(), 1, ncclInt32,
+                            self.communicator, self.stream));
+    aborting.join();
+    self.communicator = nullptr;
+  });
+}
+
+TEST(Stall, of_a_call_ends_with_an_abort_by_another_thread) {
+  EXPECT_EQ(std::vector<int>(1, 0),
+            as_processes(1, "DISABLED_Stall.is_kept_in_the_call",
+                         {"WEIGHTSYNC_EMULATOR_FAULTS=all_gather:block"}));
+}
+
+TEST(DISABLED_Stall, fails_behind_the_call) {
+  be_this_process([](Rank& self) {
+    const DeviceBuffer memory(self.device, 8);
+    EXPECT_EQ(ncclSuccess, ncclAllGather(memory.data() + 4 * self.rank, memory.data(),
+                                         1, ncclInt32, self.communicator, self.stream));
+    ncclResult_t error = ncclSuccess;
+    while (self.rank == 1 && error == ncclSuccess) {
+      ASSERT_EQ(ncclSuccess, ncclCommGetAsyncError(self.communicator, &error));
+    }
+    EXPECT_EQ(self.rank == 1 ? ncclRemoteError : ncclSuccess, error);
+    EXPECT_EQ(ncclSuccess, ncclCommAbort(self.communicator));
+    self.communicator = nullptr;
+    self.synchronize();
+  });
+}
+
+TEST(Stall, of_an_error_is_told_by_the_communicator_and_ends_with_an_abort) {
+  EXPECT_EQ(
+      std::vector<int>(2, 0),
+      as_processes(2, "DISABLED_Stall.fails_behind_the_call",
+                   {"RANK=", "WEIGHTSYNC_EMULATOR_FAULTS=all_gather@rank=1:error=6"}));
 }
 
 }  // namespace

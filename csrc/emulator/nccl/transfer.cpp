@@ -9,6 +9,7 @@
 #include "emulator/core.h"
 #include "emulator/nccl/comm.h"
 #include "emulator/nccl/process_faults.h"
+#include "emulator/nccl/stall.h"
 
 namespace weightsync::emulator::nccl {
 
@@ -39,10 +40,12 @@ Outcome check_call(const Communicator& communicator, const char* role, int rank,
   return {};
 }
 
-Outcome ask_faults(OperationKind kind, const Communicator& communicator,
-                   Action& fault) {
+Outcome ask_faults(OperationKind kind, Communicator& communicator, Action& fault) {
   Faults& faults = process_faults();
   fault = faults.next(kind, faults.rank_of(communicator.rank()));
+  if (fault.kind == Action::Kind::kBlock && !carry_out_watched(communicator, fault)) {
+    return {ncclInternalError, "the call was aborted"};
+  }
   const int code = failed(fault);
   if (code == 0) return {};
   return {static_cast<ncclResult_t>(code), "failed by the fault " + fault.entry};

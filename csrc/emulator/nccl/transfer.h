@@ -26,7 +26,7 @@ Outcome check_call(const Communicator& communicator, const char* role, int rank,
 
 // Counts the call; a fault that fails it is the outcome, any other goes to `fault`, for
 // the operation to carry out when it runs.
-Outcome ask_faults(OperationKind kind, const Communicator& communicator, Action& fault);
+Outcome ask_faults(OperationKind kind, Communicator& communicator, Action& fault);
 
 // Whether this rank's device can access the memory when the operation runs. If not,
 // the device is lost, as after the fault of a kernel, and the outcome is 1.
