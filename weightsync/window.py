@@ -13,9 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 import torch
-from torch._C._distributed_c10d import WaitSignalOptions, WindowAccessType
+from torch._C._distributed_c10d import (
+    ErrorType,
+    WaitSignalOptions,
+    WindowAccessType,
+)
+from torch.distributed import DistBackendError
 
-from weightsync.errors import ClosedError, EpochError, PlanError, UnsupportedError
+from weightsync.errors import (
+    ClosedError,
+    EpochError,
+    PeerError,
+    PlanError,
+    TimedOutError,
+    UnsupportedError,
+    WeightSyncError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -29,16 +42,24 @@ in the tensor, stride in the window: the columns of a table of runs."""
 
 FOREVER: Final = timedelta(days=3650)
 
+_FAULTS: Final[Mapping[ErrorType, type[WeightSyncError]]] = {
+    ErrorType.TIMEOUT: TimedOutError,
+    ErrorType.REMOTE_ERROR: PeerError,
+}
+
 
 class Operation:
     """Something one-sided under way: await it, or ``wait`` for it on this thread.
 
     Awaiting works on asyncio and trio. A cancelled await gives the operation up; a put
-    that was given up has stopped reading its source when the await ends.
+    that was given up has stopped reading its source when the await ends. What NCCL was
+    given it does not give back: there a cancelled await ends at once, the operation
+    goes on, and an error or a wait that is out of time ends the whole group.
     """
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, backend: Any = None) -> None:
         self._work = work
+        self._backend = backend
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Wait in an event loop. Raises what ``wait`` raises."""
@@ -50,6 +71,12 @@ class Operation:
         Raises TimedOutError, PeerError when the peer is gone, ClosedError when the
         window or the operation was given up.
         """
+        try:
+            self._wait(timeout)
+        except DistBackendError as error:
+            raise self._fault()(str(error)) from error
+
+    def _wait(self, timeout: float | None) -> None:
         if timeout is not None:
             self._work.wait(timedelta(seconds=timeout))
         elif hasattr(self._work, "fileno"):
@@ -58,12 +85,21 @@ class Operation:
             # Without a time, work of a GPU makes only the stream wait.
             self._work.wait(FOREVER)
 
+    def _fault(self) -> type[WeightSyncError]:
+        """c10d has one class for all that befalls a group, which knows more."""
+        with suppress(RuntimeError, AttributeError):
+            return _FAULTS.get(self._backend.get_error(), WeightSyncError)
+        return WeightSyncError
+
     def done(self) -> bool:
         """Whether it is finished, well or not."""
         return bool(self._work.is_completed())
 
     def abort(self) -> None:
-        """Give it up. A wait has then taken no signal; a put has sent none."""
+        """Give it up. A wait has then taken no signal; a put has sent none.
+
+        Raises RuntimeError on a GPU, where only the whole group can be aborted.
+        """
         abort = getattr(self._work, "abort", None)
         if abort is not None:
             abort()
@@ -90,14 +126,17 @@ class Window:
         group: a process group, or backend, with windows (``weightsync-shm``, or any
             other c10d backend that offers them).
         tensor: one-dimensional uint8, from ``Window.allocate``, at the base of its
-            allocation. Every rank registers one.
+            allocation. Every rank registers one. NCCL refuses a put that begins beyond
+            what the calling rank has registered itself, so on GPUs a rank that puts
+            needs as large a one as those that it puts to.
 
     Creating and closing a window is collective. Its memory begins in an access epoch:
     ``local`` may be read. ``expose`` opens an exposure epoch, in which peers may put
     and ``local`` raises; ``conceal`` ends it.
 
-    Raises UnsupportedError where the group has no windows, or its windows are not in
-    SEPARATE mode.
+    Raises UnsupportedError where the group has no windows, its windows are not in
+    SEPARATE mode, or the memory cannot be one; PlanError for any other tensor that
+    cannot be a window, such as one on another device.
     """
 
     def __init__(self, group: ProcessGroup | Backend, tensor: Tensor) -> None:
@@ -115,6 +154,9 @@ class Window:
         self._tensor = tensor
         self._window: Any = group.new_window(tensor)
         self._batched = hasattr(self._window, "put_many")
+        self._backend: Any = self._group
+        if hasattr(self._group, "_get_backend"):
+            self._backend = self._group._get_backend(tensor.device)
         access = self._window.get_attr(self.rank).access_type
         if access != WindowAccessType.SEPARATE:
             message = f"this window is in {access.name} mode, SEPARATE is required"
@@ -201,10 +243,12 @@ class Window:
         Starts at byte ``offset`` of that window. The tensor must stay unchanged until
         the operation is finished.
 
-        Raises PlanError when the bytes do not fit, before any is moved.
+        Raises PlanError when the bytes do not fit, before any is moved. On GPUs also
+        for a source that lies in no memory of ``allocate`` that is registered, and
+        UnsupportedError for a put that begins beyond this rank's own memory.
         """
         self._check_open()
-        return Operation(self._window.put(as_bytes(tensor), peer, offset, True))
+        return self._issued(self._window.put(as_bytes(tensor), peer, offset, True))
 
     def put_many(self, tensors: Sequence[Tensor], runs: Tensor, peer: int) -> Operation:
         """Write many runs in one call, then signal once for each row of each run.
@@ -213,7 +257,7 @@ class Window:
         put. The tensors must stay unchanged until the operation is finished.
 
         Raises PlanError when a run leaves its tensor or the window, before any byte
-        is moved.
+        is moved, and otherwise as ``put`` does.
         """
         self._check_open()
         if runs.dtype != torch.int64 or runs.dim() != 2 or runs.shape[1] != RUN_COLUMNS:
@@ -221,15 +265,16 @@ class Window:
             raise PlanError(f"runs are int64 of shape (n, {RUN_COLUMNS}), not {found}")
         if self._batched:
             signals = int(runs[:, 3].sum())
-            return Operation(
+            return self._issued(
                 self._window.put_many(list(tensors), runs, peer, signals, True)
             )
-        return _All([self._put_row(tensors, row, peer) for row in _rows(runs)])
+        rows = [self._put_row(tensors, row, peer) for row in _rows(runs)]
+        return _All(rows, self._backend)
 
     def signal(self, peer: int) -> Operation:
         """Signal ``peer`` once, after everything put to it before."""
         self._check_open()
-        return Operation(self._window.signal(peer, True))
+        return self._issued(self._window.signal(peer, True))
 
     def wait_signal(
         self, peer: int, count: int = 1, *, timeout: float | None = None
@@ -250,7 +295,7 @@ class Window:
         limit = FOREVER if timeout is None else timedelta(seconds=timeout)
         if self._batched:
             peers, counts = list(expected), list(expected.values())
-            return Operation(self._window.wait_signals(peers, counts, limit, True))
+            return self._issued(self._window.wait_signals(peers, counts, limit, True))
         options = WaitSignalOptions()
         options.timeout = limit
         return _All(
@@ -258,7 +303,8 @@ class Window:
                 self._window.wait_signal(peer, True, options)
                 for peer, count in expected.items()
                 for _ in range(count)
-            ]
+            ],
+            self._backend,
         )
 
     def connect(self, peers: Sequence[int]) -> None:
@@ -301,7 +347,12 @@ class Window:
         self._check_open()
         if not self._batched:
             raise UnsupportedError("local copies need a window of weightsync's own")
-        return Operation(self._window.copy_local(list(tensors), runs, to_window, True))
+        return self._issued(
+            self._window.copy_local(list(tensors), runs, to_window, True)
+        )
+
+    def _issued(self, work: Any) -> Operation:
+        return Operation(work, self._backend)
 
     def _put_row(self, tensors: Sequence[Tensor], row: _Row, peer: int) -> Work:
         index, start, offset, nbytes = row
@@ -338,21 +389,21 @@ def _rows(runs: Tensor) -> list[_Row]:
 class _All(Operation):
     """Several pieces of c10d work as one operation."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Any], backend: Any) -> None:
         super().__init__(None)
-        self._works = works
+        self._each = [Operation(work, backend) for work in works]
 
     def wait(self, timeout: float | None = None) -> None:
-        for work in self._works:
-            Operation(work).wait(timeout)
+        for each in self._each:
+            each.wait(timeout)
 
     def done(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        return all(each.done() for each in self._each)
 
     def abort(self) -> None:
-        for work in self._works:
-            Operation(work).abort()
+        for each in self._each:
+            each.abort()
 
     async def _finish(self) -> None:
-        for work in self._works:
-            await Operation(work)
+        for each in self._each:
+            await each

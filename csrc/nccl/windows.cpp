@@ -1,5 +1,7 @@
 #include "nccl/windows.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -45,15 +47,17 @@ Windows::~Windows() {
 }
 
 Status Windows::aside(const std::string& what, Deadline deadline,
-                      std::function<Status()> work) {
+                      std::function<Status()> work, const Interrupted& interrupted) {
   const std::string text = what + " (rank " + std::to_string(communicator_->rank()) +
                            " of " + std::to_string(communicator_->size()) + ")";
-  return run_aside(text, deadline,
-                   [self = shared_from_this(), work = std::move(work)]() -> Status {
-                     Status bound = cuda::bind_device(self->communicator_->device());
-                     if (!bound.ok()) return bound;
-                     return work();
-                   });
+  return run_aside(
+      text, deadline,
+      [self = shared_from_this(), work = std::move(work)]() -> Status {
+        Status bound = cuda::bind_device(self->communicator_->device());
+        if (!bound.ok()) return bound;
+        return work();
+      },
+      interrupted);
 }
 
 // --- what all ranks do ---
@@ -115,14 +119,23 @@ Status Windows::issue_exchange(const Words& mine, cudaStream_t stream,
                        "cudaMemcpyAsync");
 }
 
-Status Windows::add(void* base, std::size_t bytes, Deadline deadline) {
-  const auto made = std::make_shared<Round>();
-  Status status =
-      aside("ncclCommWindowRegister", deadline, [this, base, bytes, made]() -> Status {
-        return register_now(base, bytes, *made);
-      });
+Status Windows::add(void* base, std::size_t bytes, Deadline deadline,
+                    const Interrupted& interrupted) {
+  struct Call {
+    Round made;
+    std::atomic<bool> over{false};
+  };
+  const auto call = std::make_shared<Call>();
+  const auto work = [this, base, bytes, call]() -> Status {
+    Status status = register_now(base, bytes, call->made);
+    call->over = true;
+    return status;
+  };
+  Status status = aside("ncclCommWindowRegister", deadline, work, interrupted);
   const std::lock_guard<std::mutex> lock(mu_);
-  rounds_.push_back(status.ok() ? *made : Round{});
+  // NCCL may still be about to use memory of which this knows the base and no handle.
+  const Round failed = call->over ? Round{} : Round{nullptr, base, bytes};
+  rounds_.push_back(status.ok() ? call->made : failed);
   return status;
 }
 
@@ -206,11 +219,18 @@ std::int64_t Windows::rounds() const {
 
 bool Windows::forget(const void* base) {
   const std::int64_t number = round_of(base);
-  if (number < 0) return true;
+  if (number < 0) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    const bool stuck =
+        std::any_of(rounds_.begin(), rounds_.end(),
+                    [base](const Round& each) { return each.base == base; });
+    return !stuck || communicator_->gone();
+  }
   ncclWindow_t handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     std::swap(handle, rounds_[static_cast<std::size_t>(number)].handle);
+    rounds_[static_cast<std::size_t>(number)].base = nullptr;
   }
   const std::unique_lock<std::timed_mutex> issuing(communicator_->issuing(), kIssuer);
   if (communicator_->ended()) return communicator_->gone();

@@ -15,10 +15,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "nccl/aside.h"
 #include "nccl/communicator.h"
 
 namespace weightsync::nccl {
@@ -32,7 +34,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
   Windows& operator=(const Windows&) = delete;
 
   // What a rank tells all others: their meaning is the caller's.
-  using Words = std::array<std::int64_t, 6>;
+  using Words = std::array<std::int64_t, 7>;
 
   // --- collective: each returns when all ranks have called it, or at the deadline ---
 
@@ -43,8 +45,10 @@ class Windows : public std::enable_shared_from_this<Windows> {
   Result<std::vector<Words>> exchange(const Words& mine, cudaStream_t stream,
                                       Deadline deadline);
   // The next round, with this memory. A round that fails is counted too. kUnsupported,
-  // with the reason, where NCCL makes no window.
-  Status add(void* base, std::size_t bytes, Deadline deadline);
+  // with the reason, where NCCL makes no window. An error of `interrupted`, which is
+  // asked now and then, ends the wait for NCCL.
+  Status add(void* base, std::size_t bytes, Deadline deadline,
+             const Interrupted& interrupted = nullptr);
   // What the first one-sided call does, which before 2.31 waits for all ranks. Once.
   Status warm_up(cudaStream_t stream, Deadline deadline);
 
@@ -73,8 +77,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
                         std::vector<Words>& all);
   Status warm_up_now(cudaStream_t stream);
   // Runs with the calling thread on the device, and nobody else issuing.
-  Status aside(const std::string& what, Deadline deadline,
-               std::function<Status()> work);
+  Status aside(const std::string& what, Deadline deadline, std::function<Status()> work,
+               const Interrupted& interrupted = nullptr);
 
   // Constant after construction.
   const Communicator::Pointer communicator_;

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PutOptions
 from tests.conformance import windows
 from tests.conformance.endings import be_done, begun, stay
 from tests.conformance.group import error_of, job, rank
+from tests.conformance.members import quiet
 from tests.conformance.values import octets
 from tests.conformance.windows import Memory, numbers
 from weightsync import testing
@@ -79,16 +80,17 @@ def test_where_nccl_makes_no_window_the_error_says_why_and_the_group_works(
     variables: dict[str, str], faults: str, says: str
 ) -> None:
     for error, total in testing.emulated(opens, 2, args=[variables], faults=faults):
-        assert error.startswith("UnsupportedError: NCCL 2.30.7 makes no windows")
+        assert error.startswith("UnsupportedError: a window cannot be made: rank ")
+        assert "NCCL 2.30.7 makes no windows" in error
         assert says in error
         assert "[2]" == total
 
 
-def one_has_none() -> list[str]:
+def one_has_none(where: str) -> list[str]:
     with job(OURS) as device:
         memory = Memory(device)
         tensor = memory.holding(numbers(0, 4))
-        given = tensor if rank() == 0 else numbers(0, 4)
+        given = tensor if rank() == 0 else numbers(0, 4).to(where)
         found = [error_of(lambda: dist._new_window(given))]
         window = dist._new_window(tensor)
         window.put(tensor, 1 - rank(), 0, False)
@@ -97,11 +99,56 @@ def one_has_none() -> list[str]:
         return found
 
 
-def test_memory_that_is_wrong_on_one_rank_is_an_error_on_all() -> None:
-    [first], [second] = testing.emulated(one_has_none, 2)
+@pytest.mark.parametrize("where", ["cpu", "cuda:0"])
+def test_memory_that_is_wrong_on_one_rank_is_an_error_on_all(where: str) -> None:
+    [first], [second] = testing.emulated(one_has_none, 2, args=[where])
 
-    assert "ValueError: a window cannot be made: rank 1" in first
-    assert "found a tensor on cpu" in second
+    assert "PlanError: a window cannot be made: rank 1" in first
+    assert f"found a tensor on {where}" in second
+
+
+def registers_badly(timeout: float) -> list[str]:
+    quiet()
+    limit = timedelta(seconds=timeout)
+    device = job(OURS, timeout=limit).__enter__()
+    group, began = mine(device), time.monotonic()
+    memory = Memory(device)
+    tensor = memory.holding(numbers(0, 4))
+    found = [error_of(lambda: dist._new_window(tensor))]
+    number = numbers(1, 1).to(device)
+    found.append(error_of(lambda: dist.all_reduce(number)))
+    found += [str(number.tolist()), error_of(lambda: dist._new_window(tensor))]
+    group.abort()
+    return [*found, "in time" if time.monotonic() - began < 20 else "late"]
+
+
+def test_a_rank_that_nccl_refuses_is_named_on_all_which_nccl_keeps_waiting() -> None:
+    found = testing.emulated(
+        registers_badly,
+        3,
+        args=[40],
+        faults="window_register@rank=1:fail=3",
+        hang_seconds=0,
+    )
+    why = "a window cannot be made: rank 1: ncclCommWindowRegister failed: internal"
+
+    assert ["in time"] * 3 == [each[-1] for each in found]
+    for at_first, later, total, again, _ in found:
+        assert at_first.startswith(f"DistBackendError: {why}")
+        assert at_first.endswith("so the process group ends")
+        assert later.startswith(f"DistBackendError: {why}")
+        assert "[1]" == total
+        assert again.startswith(f"ClosedError: this window is closed: {why}")
+
+
+def test_a_group_whose_ranks_nccl_all_refuses_goes_on() -> None:
+    found = testing.emulated(
+        registers_badly, 3, args=[40], faults="window_register@n=1:fail=2"
+    )
+
+    for number, (at_first, *rest) in enumerate(found):
+        assert f"a window cannot be made: rank {number}: ncclComm" in at_first
+        assert ["", "[3]", "", "in time"] == rest
 
 
 def exposes_nothing() -> bytes:

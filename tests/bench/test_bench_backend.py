@@ -7,7 +7,8 @@ import pytest
 from weightsync import testing
 from weightsync.bench import cli, tables
 from weightsync.bench.backend import BackendCase, run
-from weightsync.bench.backend_ranks import BATCH, CALLS, RANKS
+from weightsync.bench.backend_calls import BATCH, KINDS
+from weightsync.bench.backend_ranks import RANKS
 
 
 @testing.requires_emulator()
@@ -17,12 +18,18 @@ def test_both_backends_are_measured_and_verified() -> None:
     found = run(case)
     shown = tables.table(found).plain()
 
-    assert [*CALLS] == [row.name for row in found.rows]
-    counts = {(row.ours.count, row.theirs.count) for row in found.rows}
-    assert {(2 * BATCH, 2 * BATCH)} == counts
-    # Each rank verifies its four bytes after every batch of each backend.
-    assert RANKS * 3 * 2 * len(CALLS) * 4 == found.verified
+    assert [*KINDS] == [row.name for row in found.rows]
+    counts = [(row.ours.count, row.theirs.count) for row in found.rows]
+    each, at_once = (2 * BATCH, 2 * BATCH), (2, 2)
+    assert [each, each, each, each, at_once, each] == counts
+    # Each rank verifies one word of a reduction and all that were put, after every
+    # batch of each backend, the first one included.
+    words = 2 * 1 + 4 * BATCH
+    assert RANKS * 3 * 2 * words * 4 == found.verified
     assert all(row.ratio == row.ours.p50 / row.theirs.p50 for row in found.rows)
+    assert all(0 < row.low <= row.high for row in found.rows)
+    # Three times as fast or more, so also where other work runs.
+    assert [] == [(row.name, row.ratio) for row in found.rows if not row.met]
     assert all(row.met == (row.ratio <= 1.0) for row in found.rows)
     assert "not of any GPU" in shown
 

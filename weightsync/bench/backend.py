@@ -7,10 +7,13 @@ Seconds of the host from the call until it returns; no figure is one of a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from weightsync import testing
-from weightsync.bench.backend_ranks import BATCH, CALLS, OURS, RANKS, THEIRS, measure
+from weightsync.bench.backend_calls import BATCH, KINDS
+from weightsync.bench.backend_ranks import OURS, RANKS, THEIRS, measure
 from weightsync.bench.results import BackendResult, BackendRow, Spread
 from weightsync.bench.units import parse_count
 
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION: Final = """\
 What it costs the host to issue a small operation, by weightsync-nccl2 and by torch's
-own nccl2: between two ranks on emulated GPUs, both in the same processes and in turn.
-These are figures of the host's side of the calls, not of any GPU."""
+own nccl2: collectives, puts and waits between two ranks on emulated GPUs, both backends
+in the same processes and in turn. These are figures of the host's side of the calls,
+not of any GPU. The flight recorder is on; WEIGHTSYNC_TRACE_BUFFER=0 turns ours off."""
 
 ASKED: Final = 1.0
 
@@ -61,21 +65,34 @@ def run(case: BackendCase) -> BackendResult:
     seconds = found[0][1]
     rows = [
         _row(name, seconds[f"{OURS} {name}"], seconds[f"{THEIRS} {name}"])
-        for name in CALLS
+        for name in KINDS
     ]
     verified = sum(verified for verified, _ in found)
     return BackendResult({"batches": case.batches}, verified, rows)
 
 
-def _row(name: str, ours: list[float], theirs: list[float]) -> BackendRow:
-    mine, other = Spread.of(ours), Spread.of(theirs)
+def _row(name: str, ours: list[list[float]], theirs: list[list[float]]) -> BackendRow:
+    mine, other = (Spread.of(list(chain(*side))) for side in (ours, theirs))
+    best, best_other = (min(chain(*side)) for side in (ours, theirs))
     ratio = mine.p50 / other.p50
+    low, high = _range(
+        [median(a) / median(b) for a, b in zip(ours, theirs, strict=True)]
+    )
     return BackendRow(
         name=name,
         ours=mine,
         theirs=other,
         ratio=ratio,
-        best_ratio=min(ours) / min(theirs),
+        low=low,
+        high=high,
+        best_ratio=best / best_other,
         asked=ASKED,
         met=ratio <= ASKED,
     )
+
+
+def _range(ratios: list[float]) -> tuple[float, float]:
+    """Leave out the lowest and the highest tenth."""
+    ordered = sorted(ratios)
+    left_out = len(ordered) // 10
+    return ordered[left_out], ordered[-1 - left_out]

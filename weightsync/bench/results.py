@@ -146,13 +146,17 @@ class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
     """One operation, issued by weightsync-nccl2 and by torch's nccl2.
 
     Seconds of the host from the call until it returns. ``ratio`` is of medians and
-    ``best_ratio`` of the shortest, ours by theirs; ``asked`` is the most.
+    ``best_ratio`` of the shortest, ours by theirs; ``asked`` is the most. Of the ratios
+    of the medians of two batches that follow each other, all but the lowest and the
+    highest tenth lie from ``low`` to ``high``.
     """
 
     name: str
     ours: Spread
     theirs: Spread
     ratio: float
+    low: float
+    high: float
     best_ratio: float
     asked: float
     met: bool

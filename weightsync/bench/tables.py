@@ -271,11 +271,13 @@ def _emulator_cells(row: EmulatorRow) -> tuple[str, ...]:
 def _backend_table(result: BackendResult) -> Table:
     heads = (
         *("what", "ours p50", "p99", "nccl2 p50", "p99"),
-        *("ratio", "best", "asked", ""),
+        *("ratio", "range", "best", "asked", ""),
     )
     notes = [
         "From the call until it returns: figures of the host, not of any GPU.",
         "Ratio: 1.00 is as long as torch's own nccl2 takes, less is shorter.",
+        "Range: of the ratios of single batches, without the outer tenths.",
+        "Several puts: one call of ours, as many calls of torch's.",
         f"{format_size(result.verified)} were compared and are right.",
     ]
     rows = [_backend_cells(row) for row in result.rows]
@@ -290,6 +292,7 @@ def _backend_cells(row: BackendRow) -> tuple[str, ...]:
         format_seconds(row.theirs.p50),
         format_seconds(row.theirs.p99),
         f"{row.ratio:.2f}",
+        f"{row.low:.2f} - {row.high:.2f}",
         f"{row.best_ratio:.2f}",
         f"at most {row.asked:.2f}",
         "met" if row.met else "not met",

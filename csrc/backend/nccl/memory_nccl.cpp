@@ -126,9 +126,10 @@ void remember(const Allocation& allocation, const std::shared_ptr<nccl::Windows>
 
 at::Tensor allocate_nccl_tensor(std::int64_t size, const at::TensorOptions& options) {
   const c10::Device device = options.device();
-  TORCH_CHECK_VALUE(device.is_cuda() && size > 0,
-                    "memory of NCCL is at least one element on a CUDA device; found ",
+  check(device.is_cuda() && size > 0, shm::Code::kInvalid, [&] {
+    return c10::str("memory of NCCL is at least one element on a CUDA device; found ",
                     size, " elements on ", device);
+  });
   const int index = device.has_index() ? device.index() : current_device().index();
   const c10::Device place = on(index);
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <mutex>
+#include <random>
 #include <string>
+#include <utility>
 
 #include "backend/nccl/memory_nccl.h"
+#include "backend/nccl/notice.h"
 #include "backend/nccl/raising.h"
 
 namespace weightsync {
@@ -17,6 +20,10 @@ using Words = nccl::Windows::Words;
 // In place of the number of a round.
 constexpr std::int64_t kMissing = -1;  // not registered yet
 constexpr std::int64_t kNothing = -2;  // no memory is exposed
+
+// For the others to come out of a registration that failed here: more than they take to
+// give it up.
+constexpr std::chrono::seconds kOthers = 2 * Notice::kGrace;
 
 struct Found {
   Status status;
@@ -55,36 +62,100 @@ Found locate(const Session& session, const at::Tensor& tensor) {
   return found;
 }
 
+void raise_ours(const Status& status) {
+  if (status.code() == Code::kInvalid) throw StatusError(status);
+  raise(status);
+}
+
+// Nothing that is issued later would be in order: something of NCCL goes on aside.
+[[noreturn]] void end(const Meeting& with, const Status& why) {
+  const Status ended = with.session->failure();
+  if (!ended.ok()) throw StatusError({Code::kClosed, ended.message()});
+  with.watchdog->fail(with.session, why);
+  raise_ours(why);
+  throw StatusError(why);
+}
+
 void raise_or_end(const Meeting& with, const Status& status) {
   if (status.ok()) return;
   const Status ended = with.session->failure();
   if (!ended.ok()) throw StatusError({Code::kClosed, ended.message()});
-  // It goes on aside: nothing that is issued later would be in order.
-  if (status.code() == Code::kTimedOut) with.watchdog->fail(with.session, status);
-  raise(status);
+  if (status.code() == Code::kTimedOut) end(with, status);
+  raise_ours(status);
 }
 
-// Tells all ranks, and raises what is wrong on any of them.
-std::vector<Words> agree(const Meeting& with, const Status& status,
-                         const Place& place = {}, std::size_t bytes = 0) {
-  Session& session = *with.session;
+// In the name of a key.
+std::int64_t any_number() {
+  std::random_device source;
+  return static_cast<std::int64_t>(source());
+}
+
+nccl::Result<std::vector<Words>> tell(const Meeting& with, const Status& status,
+                                      const Place& place = {}, std::size_t bytes = 0) {
   const Words mine{static_cast<std::int64_t>(status.code()),
                    place.round,
                    static_cast<std::int64_t>(bytes),
                    place.offset,
                    place.nbytes,
-                   place.dtype};
-  auto all =
-      session.windows()->exchange(mine, handle_of(session.stream()), with.deadline);
+                   place.dtype,
+                   any_number()};
+  Session& session = *with.session;
+  return session.windows()->exchange(mine, handle_of(session.stream()), with.deadline);
+}
+
+// Tells all ranks, and raises what is wrong on any of them.
+std::vector<Words> agree(const Meeting& with, const Status& status,
+                         const Place& place = {}, std::size_t bytes = 0) {
+  auto all = tell(with, status, place, bytes);
   raise_or_end(with, all.status());
-  raise(status);
+  raise_ours(status);
   for (std::size_t rank = 0; rank < all.value().size(); ++rank) {
     const auto code = static_cast<Code>(all.value()[rank][0]);
     if (code == Code::kOk) continue;
-    raise({code, "a window cannot be made: rank " + std::to_string(rank) +
-                     " has no memory for it, and says why"});
+    raise_ours({code, "a window cannot be made: rank " + std::to_string(rank) +
+                          " cannot take part, and says why"});
   }
   return all.take();
+}
+
+// If all ranks were in the call that failed here, they hear it now, and the group goes
+// on. If not, nothing brings them back.
+[[noreturn]] void fail_round(const Meeting& with, Notice& notice, const Status& added) {
+  const std::string rank = "rank " + std::to_string(with.session->rank());
+  const Status why{added.code(),
+                   "a window cannot be made: " + rank + ": " + added.message()};
+  notice.leave(why.message());
+  Meeting rest = with;
+  rest.deadline = std::min(with.deadline, shm::after(kOthers));
+  const Status met = tell(rest, why).status();
+  if (met.code() == Code::kTimedOut) {
+    end(with, {why.code(), why.message() + "; the other ranks did not come back from "
+                                           "this call, so the process group ends"});
+  }
+  notice.remove();
+  raise_or_end(with, met);
+  raise_ours(why);
+  throw StatusError(why);
+}
+
+// The next round of NCCL.
+void add_round(const Meeting& with, const std::string& key, void* base,
+               std::size_t bytes) {
+  Notice notice(with.store, key);
+  bool given_up = false;
+  const Status added =
+      with.session->windows()->add(base, bytes, with.deadline, [&]() -> Status {
+        Status why = notice.look();
+        given_up = !why.ok();
+        return why;
+      });
+  if (given_up) {
+    end(with, {added.code(), added.message() + "; rank " +
+                                 std::to_string(with.session->rank()) +
+                                 " waits for it in NCCL, so the process group ends"});
+  }
+  if (added.code() == Code::kTimedOut) raise_or_end(with, added);
+  if (!added.ok()) fail_round(with, notice, added);
 }
 
 // That each rank still has its share of the rounds that the others are in.
@@ -129,13 +200,13 @@ void register_missing(const Meeting& with, const Found& found,
     agree(with, filled);
   }
   const std::int64_t number = windows.rounds();
-  Status added = windows.add(base, bytes, with.deadline);
-  if (added.code() == Code::kTimedOut) raise_or_end(with, added);
-  if (added.ok() && brings) remember(found.allocation, with.session->windows());
+  // Before: it must not be freed while a call that failed goes on.
+  if (brings) remember(found.allocation, with.session->windows());
+  add_round(with, "weightsync-nccl2/window/" + std::to_string(all[0][6]), base, bytes);
   for (Place& each : places) {
     if (each.round == kMissing) each.round = number;
   }
-  agree(with, added.ok() ? reachable(*with.session, places) : added);
+  agree(with, reachable(*with.session, places));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -26,11 +27,13 @@ struct Meeting {
   std::shared_ptr<Session> session;
   std::shared_ptr<Watchdog> watchdog;
   shm::Deadline deadline;
+  c10::intrusive_ptr<c10d::Store> store;  // that all of them have; null: there is none
 };
 
 // Collective: registers what is not yet, and returns the places of all ranks. What is
 // wrong on one rank is raised on all. Makes the first one-sided call, if there was
-// none.
+// none. A registration that NCCL refuses on one rank, while it keeps the others waiting
+// for that rank, ends the session.
 std::vector<Place> register_tensor(const Meeting& meeting, const at::Tensor& tensor);
 
 // Collective: returns when all ranks are here, and what was issued before is over.

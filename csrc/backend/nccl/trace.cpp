@@ -3,6 +3,7 @@
 #include <c10/util/Logging.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -31,7 +32,7 @@ using shm::Status;
 constexpr std::size_t kCapacity = 2000;
 constexpr std::size_t kMostCapacity = 1'000'000;
 constexpr std::chrono::seconds kWrite{10};
-constexpr std::chrono::seconds kReadFrames{2};
+constexpr std::chrono::seconds kReadFrames{5};
 
 // The first of these variables that is set.
 std::string variable(std::initializer_list<const char*> names) {
@@ -54,12 +55,18 @@ std::size_t capacity() {
   return kCapacity;
 }
 
+struct Looker {
+  std::weak_ptr<void> owner;
+  std::function<void()> look;
+};
+
 struct Settings {
   std::mutex mutex;
-  std::string prefix;     // guarded by mutex
-  std::int64_t rank = 0;  // guarded by mutex
-  std::string library;    // guarded by mutex
-  std::mutex writing;     // one dump after the other
+  std::string prefix;           // guarded by mutex
+  std::int64_t rank = 0;        // guarded by mutex
+  std::string library;          // guarded by mutex
+  std::vector<Looker> lookers;  // guarded by mutex
+  std::mutex writing;           // one dump after the other
 };
 
 // Never destroyed: a watchdog or the thread of the signal may be about to dump.
@@ -119,7 +126,20 @@ std::map<const void*, List> read_frames(const Snapshot& snapshot) {
   return std::move(reading->read);
 }
 
+// Without that, what is over would be written as pending if nobody asked yet.
+void look_at_all() {
+  std::vector<Looker> lookers;
+  {
+    const std::lock_guard<std::mutex> lock(settings().mutex);
+    lookers = settings().lookers;
+  }
+  for (const Looker& each : lookers) {
+    if (const auto alive = each.owner.lock()) each.look();
+  }
+}
+
 recorder::Value describe(const std::string& reason) {
+  look_at_all();
   recorder::Origin origin;
   origin.reason = reason;
   {
@@ -176,6 +196,15 @@ void use_prefix(const std::string& prefix) {
 void use_library(const std::string& version) {
   const std::lock_guard<std::mutex> lock(settings().mutex);
   settings().library = version;
+}
+
+void look_before_dumps(std::weak_ptr<void> owner, std::function<void()> look) {
+  const std::lock_guard<std::mutex> lock(settings().mutex);
+  auto& lookers = settings().lookers;
+  lookers.erase(std::remove_if(lookers.begin(), lookers.end(),
+                               [](const Looker& each) { return each.owner.expired(); }),
+                lookers.end());
+  lookers.push_back({std::move(owner), std::move(look)});
 }
 
 void listen() {

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "recorder/dump.h"
@@ -28,6 +30,9 @@ void use_prefix(const std::string& prefix);
 void use_library(const std::string& version);
 // Lets the signal that WEIGHTSYNC_TRACE_SIGNAL names ask for a dump, if it names one.
 void listen();
+
+// Lets `look` see what is over by now, before each dump, as long as `owner` lives.
+void look_before_dumps(std::weak_ptr<void> owner, std::function<void()> look);
 
 // Where the calling thread is in Python, if WEIGHTSYNC_TRACE_FRAMES is 1.
 recorder::Frames frames();

@@ -28,10 +28,13 @@ constexpr int kCaptureModeRelaxed = 2;  // of CUDA's cudaStreamCaptureMode
 
 // Drops what only we keep; what NCCL may still write to stays for good.
 void let_go(const Watchdog::Work& work) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<Watchdog::Work>();  // guarded by mutex
   if (work->session().communicator().gone()) {
     work->release();
   } else if (!work->isSuccess()) {
-    (void)new Watchdog::Work(work);
+    const std::lock_guard<std::mutex> lock(mutex);
+    kept->push_back(work);
   }
 }
 
@@ -40,6 +43,7 @@ void let_go(const Watchdog::Work& work) {
 void Watchdog::start() {
   if (running_ || stopping_) return;
   running_ = true;
+  trace::look_before_dumps(weak_from_this(), [this] { collect(); });
   std::thread thread([self = shared_from_this()] {
     self->work();
     const std::lock_guard<std::mutex> lock(self->mu_);
@@ -133,6 +137,15 @@ void Watchdog::look_at(const std::vector<std::shared_ptr<Session>>& sessions) {
                                           std::to_string(session->rank())});
     }
   }
+}
+
+void Watchdog::collect() {
+  std::vector<Work> works;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    works.assign(works_.begin(), works_.end());
+  }
+  for (const Work& each : works) each->collect();
 }
 
 std::vector<Watchdog::Work> Watchdog::works_of(const Session& session) {

@@ -65,6 +65,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   void start();  // with mu_
   void work();
   void look_at_all();
+  void collect();  // what is over by now
   void look_at(const std::vector<std::shared_ptr<Session>>& sessions);
   void run_hooks();
   bool has_work_of(const Session& session);

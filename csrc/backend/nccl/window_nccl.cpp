@@ -13,9 +13,6 @@ namespace {
 
 using shm::Code;
 
-// NCCL cuts puts into pieces of this size, and looks where each one begins.
-constexpr std::size_t kPiece = std::size_t{1} << 30;
-
 // One call of NCCL, in bytes: dtypes mean nothing to a put.
 struct Put {
   const std::byte* source = nullptr;
@@ -54,8 +51,12 @@ void append_puts(const RunNccl& run, std::size_t start, std::vector<Put>& puts) 
 
 c10::intrusive_ptr<c10d::Window> ProcessGroupNccl::new_window(
     const std::optional<at::Tensor>& tensor) {
-  const bool on_device = tensor && tensor->defined() && tensor->is_cuda();
-  const auto session = this->session(on_device ? tensor->device() : barrier_device({}));
+  // A tensor on another device is refused by all ranks together, which meet for that.
+  auto session = session_if_any();
+  if (!session) {
+    const bool on_device = tensor && tensor->defined() && tensor->is_cuda();
+    session = this->session(on_device ? tensor->device() : barrier_device({}));
+  }
   auto self = c10::intrusive_ptr<ProcessGroupNccl>::unsafe_reclaim_from_nonowning(this);
   auto window = c10::make_intrusive<WindowNccl>(
       c10::weak_intrusive_ptr<ProcessGroupNccl>(self), session);
@@ -77,8 +78,8 @@ void WindowNccl::tensor_register(const at::Tensor& tensor, bool owning) {
   const auto group = open();
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    TORCH_CHECK_VALUE(places_.empty(),
-                      "tensor_register: this window has a tensor already");
+    check(places_.empty(), Code::kInvalid,
+          "tensor_register: this window has a tensor already");
   }
   auto places = register_tensor(meeting(*group), tensor);
   const std::lock_guard<std::mutex> lock(mu_);
@@ -91,7 +92,8 @@ void WindowNccl::tensor_deregister() {
   at::Tensor dropped;  // After the lock: a tensor may want the GIL.
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    TORCH_CHECK_VALUE(!places_.empty(), "tensor_deregister: this window has no tensor");
+    check(!places_.empty(), Code::kInvalid,
+          "tensor_deregister: this window has no tensor");
     places_.clear();
     memory_ = nullptr;
     std::swap(tensor_, dropped);
@@ -101,7 +103,9 @@ void WindowNccl::tensor_deregister() {
 }
 
 Meeting WindowNccl::meeting(const ProcessGroupNccl& group) const {
-  return {session_, group.watchdog(), shm::after(group.timeout_or_default(kNoTimeout))};
+  // Members that reconfigure() brought together have no store in common.
+  return {session_, group.watchdog(), shm::after(group.timeout_or_default(kNoTimeout)),
+          group.elastic_ ? nullptr : group.store_};
 }
 
 // --- one-sided ---
@@ -112,10 +116,11 @@ WindowNccl::WorkPointer WindowNccl::put(const at::Tensor& tensor, int64_t dst,
   const auto group = open();
   const int peer = checked(dst, "put");
   const Place place = place_of(peer);
-  TORCH_CHECK_VALUE(tensor.defined() && tensor.device() == session_->device(),
-                    "put: expected a tensor on ", session_->device(), ", found ",
+  check(tensor.defined() && tensor.device() == session_->device(), Code::kInvalid, [&] {
+    return c10::str("put: expected a tensor on ", session_->device(), ", found ",
                     tensor.defined() ? tensor.device().str() : "none");
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "put: the tensor must be contiguous");
+  });
+  check(tensor.is_contiguous(), Code::kInvalid, "put: the tensor must be contiguous");
   const auto dtype = static_cast<at::ScalarType>(place.dtype);
   TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, "put of ", tensor.scalar_type(),
                    " into the window of rank ", peer, ", which is of ", dtype);
@@ -127,9 +132,11 @@ WindowNccl::WorkPointer WindowNccl::put(const at::Tensor& tensor, int64_t dst,
                               &at) &&
       fits(at, 1, nbytes, 0, static_cast<std::uint64_t>(place.nbytes)) &&
       at <= place.nbytes;
-  TORCH_CHECK_VALUE(inside, "put of ", nbytes, " bytes at element ", offset,
+  check(inside, Code::kInvalid, [&] {
+    return c10::str("put of ", nbytes, " bytes at element ", offset,
                     " leaves the window of rank ", peer, ", which has ", place.nbytes,
                     " bytes");
+  });
   Call call;
   call.name = "put";
   call.one_sided = {{peer, 1, at, nbytes}};
@@ -223,15 +230,17 @@ WindowNccl::WorkPointer WindowNccl::wait_signals(const std::vector<int64_t>& pee
                                                  std::chrono::milliseconds timeout,
                                                  bool async_op) {
   const auto group = open();
-  TORCH_CHECK_VALUE(peers.size() == counts.size(),
-                    "wait_signals needs one count for each peer; found ", peers.size(),
+  check(peers.size() == counts.size(), Code::kInvalid, [&] {
+    return c10::str("wait_signals needs one count for each peer; found ", peers.size(),
                     " peers and ", counts.size(), " counts");
+  });
   std::vector<ncclWaitSignalDesc_t> expected;
   for (std::size_t i = 0; i < peers.size(); ++i) {
     const int peer = checked(peers[i], "wait_signal");
     place_of(peer);
-    TORCH_CHECK_VALUE(counts[i] >= 0 && counts[i] <= INT_MAX, "cannot wait for ",
-                      counts[i], " signals of rank ", peer);
+    check(counts[i] >= 0 && counts[i] <= INT_MAX, Code::kInvalid, [&] {
+      return c10::str("cannot wait for ", counts[i], " signals of rank ", peer);
+    });
     if (counts[i] > 0) expected.push_back({static_cast<int>(counts[i]), peer, 0, 0});
   }
   Call call;
@@ -292,13 +301,13 @@ at::Tensor WindowNccl::map_remote_tensor(int64_t rank) {
   open();
   const int found = checked(rank, "map_remote_tensor");
   place_of(found);
-  weightsync::check(found == session_->rank(), Code::kUnsupported, [&] {
+  check(found == session_->rank(), Code::kUnsupported, [&] {
     return "windows are in SEPARATE mode: the memory of rank " + std::to_string(rank) +
            " cannot be read by rank " + std::to_string(session_->rank());
   });
   const std::lock_guard<std::mutex> lock(mu_);
-  TORCH_CHECK_VALUE(tensor_.defined(),
-                    "map_remote_tensor: this window does not own its tensor");
+  check(tensor_.defined(), Code::kInvalid,
+        "map_remote_tensor: this window does not own its tensor");
   return tensor_;
 }
 
@@ -329,61 +338,6 @@ void WindowNccl::prepare(const at::Tensor& runs, int64_t dst) {
 int64_t WindowNccl::peer_nbytes(int64_t peer) {
   open();
   return place_of(checked(peer, "peer_nbytes")).nbytes;
-}
-
-// --- checks ---
-
-c10::intrusive_ptr<ProcessGroupNccl> WindowNccl::open() const {
-  const shm::Status ended = session_->failure();
-  check(ended.ok(), Code::kClosed,
-        [&] { return "this window is closed: " + ended.message(); });
-  auto group = group_.lock();
-  check(group.defined(), Code::kClosed,
-        "this window is closed: its process group is gone");
-  return group;
-}
-
-int WindowNccl::checked(int64_t peer, const char* call) const {
-  check_root(peer, session_->size(), call);
-  return static_cast<int>(peer);
-}
-
-Place WindowNccl::place_of(int peer) const {
-  const std::lock_guard<std::mutex> lock(mu_);
-  TORCH_CHECK_VALUE(!places_.empty(), "no tensor is registered with this window");
-  return places_[static_cast<std::size_t>(peer)];
-}
-
-WindowNccl::Target WindowNccl::target_of(const Place& place, int peer) const {
-  const nccl::Windows::Round round = session_->windows()->round(place.round);
-  check(round.handle != nullptr, Code::kUnsupported, [&] {
-    return "the window of rank " + std::to_string(peer) +
-           " was registered together with memory of rank " +
-           std::to_string(session_->rank()) + ", which was freed since";
-  });
-  return {peer, round.handle, static_cast<std::size_t>(place.offset), round.bytes};
-}
-
-void WindowNccl::check_target(const Target& target, std::size_t offset,
-                              std::size_t nbytes) const {
-  const std::size_t last = offset + (nbytes - 1) / kPiece * kPiece;
-  check(last < target.local_bytes, Code::kUnsupported, [&] {
-    return "a put cannot begin at byte " + std::to_string(last) +
-           " of the allocation of rank " + std::to_string(target.peer) +
-           ": NCCL refuses what begins beyond the memory that rank " +
-           std::to_string(session_->rank()) + " registered with it, which is " +
-           std::to_string(target.local_bytes) + " bytes";
-  });
-}
-
-void WindowNccl::check_source(const at::Tensor& tensor, const char* call) const {
-  const auto allocation = allocation_of(tensor.const_data_ptr());
-  TORCH_CHECK_VALUE(allocation.has_value(), call,
-                    ": the source is not in memory of NCCL: allocate it in "
-                    "torch.cuda.MemPool(backend.mem_allocator)");
-  TORCH_CHECK_VALUE(session_->windows()->round_of(allocation->base) >= 0, call,
-                    ": the source is not in registered memory: on all ranks, make a "
-                    "window of a tensor of its memory pool first");
 }
 
 WindowNccl::WorkPointer WindowNccl::issue(Call call,

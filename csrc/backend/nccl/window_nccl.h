@@ -5,6 +5,11 @@
 // ranks lie, and how large they are, is exchanged when a tensor is registered. So puts
 // and waits are one-sided from the first one on: they ask nobody anything.
 //
+// NCCL compares the place where a put begins with what the calling rank itself has
+// registered in that round, and refuses what lies beyond that; the size of the other
+// rank's memory does not matter to it. So a rank that puts has to register as much as
+// those that it puts to, up to where the last put (or its last GiB) begins.
+//
 // All windows of a process group count signals together, by the rank that sends them.
 // A window belongs to the communicator it was made with; when that has ended,
 // everything here raises kClosed. Holds the group weakly, for it may be dropped with
