@@ -24,7 +24,7 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	conformance sanitize backend-table properties clean
+	conformance gpu sanitize backend-table properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -81,6 +81,9 @@ sanitize: install ## Run tests of the process groups under the sanitizers
 
 python-test: install ## Run the Python tests
 	@scripts/python-test
+
+gpu: install ## Run the tests that need an NVIDIA GPU
+	@scripts/python-test tests/gpu -m gpu
 
 conformance: install ## Run the conformance suite, also what is too slow for the CI
 	@scripts/python-test tests/conformance -m ''
