@@ -252,5 +252,5 @@ def test_a_put_to_a_dead_rank_is_lost_and_through_a_network_never_ends(
     )
 
     assert -signal.SIGKILL == killed.exit_code
-    assert [network, None if network else True] == [first.hung, first.result]
+    assert [network, None if network else True] == [first.hung, first.result], first
     assert network == ("ncclPutSignal" in first.output)
