@@ -1,9 +1,9 @@
 #include "nccl/communicator.h"
 
 #include <cstddef>
-#include <thread>
 
 #include "cuda/runtime.h"
+#include "nccl/lock_for.h"
 
 namespace weightsync::nccl {
 namespace {
@@ -15,19 +15,6 @@ constexpr unsigned kConfigVersion = 22900;
 
 // How long the end waits for a thread that issues operations.
 constexpr std::chrono::seconds kIssuer{1};
-
-// Held if it became free in time. Not try_lock_for(): the thread sanitizer does not
-// know what that calls.
-std::unique_lock<std::timed_mutex> lock_for(std::timed_mutex& mutex,
-                                            std::chrono::milliseconds patience) {
-  std::unique_lock<std::timed_mutex> lock(mutex, std::try_to_lock);
-  const Deadline limit = shm::after(patience);
-  while (!lock.owns_lock() && shm::Clock::now() < limit) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    (void)lock.try_lock();
-  }
-  return lock;
-}
 
 int or_undefined(const std::optional<int>& value) {
   return value.value_or(kNcclUndefInt);

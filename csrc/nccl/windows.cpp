@@ -10,6 +10,7 @@
 
 #include "cuda/runtime.h"
 #include "nccl/aside.h"
+#include "nccl/lock_for.h"
 
 namespace weightsync::nccl {
 namespace {
@@ -232,7 +233,7 @@ bool Windows::forget(const void* base) {
     std::swap(handle, rounds_[static_cast<std::size_t>(number)].handle);
     rounds_[static_cast<std::size_t>(number)].base = nullptr;
   }
-  const std::unique_lock<std::timed_mutex> issuing(communicator_->issuing(), kIssuer);
+  const auto issuing = lock_for(communicator_->issuing(), kIssuer);
   if (communicator_->ended()) return communicator_->gone();
   if (!issuing.owns_lock()) return false;
   const Library& library = communicator_->library();
