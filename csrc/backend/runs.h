@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "backend/status_error.h"
 
@@ -32,6 +34,31 @@ inline bool fits(std::int64_t offset, std::int64_t rows, std::int64_t row_bytes,
   if (__builtin_add_overflow(extent, row_bytes, &extent)) return false;
   if (__builtin_add_overflow(extent, offset, &end)) return false;
   return static_cast<std::uint64_t>(end) <= nbytes;
+}
+
+// That a row of a table stays inside of its tensor and of the window.
+inline void check_run(const std::int64_t* row, std::int64_t number,
+                      std::uint64_t tensor_nbytes, std::uint64_t window_nbytes) {
+  check(fits(row[1], row[3], row[4], row[5], tensor_nbytes), shm::Code::kInvalid, [&] {
+    return "run " + std::to_string(number) + " leaves tensor " +
+           std::to_string(row[0]) + ", which has " + std::to_string(tensor_nbytes) +
+           " bytes";
+  });
+  check(fits(row[2], row[3], row[4], row[6], window_nbytes), shm::Code::kInvalid, [&] {
+    return "run " + std::to_string(number) + " leaves the window, which has " +
+           std::to_string(window_nbytes) + " bytes";
+  });
+}
+
+// The tensor of a row, of so many.
+inline std::size_t tensor_of_run(const std::int64_t* row, std::int64_t number,
+                                 std::size_t tensors) {
+  const auto index = static_cast<std::size_t>(row[0]);
+  check(index < tensors, shm::Code::kInvalid, [&] {
+    return "run " + std::to_string(number) + " names tensor " + std::to_string(row[0]) +
+           " of " + std::to_string(tensors);
+  });
+  return index;
 }
 
 }  // namespace weightsync

@@ -76,20 +76,9 @@ Table resolve(const std::vector<at::Tensor>& tensors, const at::Tensor& table,
   resolved.runs.reserve(static_cast<std::size_t>(table.size(0)));
   const auto* row = table.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < table.size(0); ++i, row += kRunColumns) {
-    const auto index = static_cast<std::size_t>(row[0]);
-    check(index < memory.size(), Code::kInvalid, [&] {
-      return "run " + std::to_string(i) + " names tensor " + std::to_string(row[0]) +
-             " of " + std::to_string(memory.size());
-    });
+    const std::size_t index = tensor_of_run(row, i, memory.size());
     const Memory& side = memory[index];
-    check(fits(row[1], row[3], row[4], row[5], side.nbytes), Code::kInvalid, [&] {
-      return "run " + std::to_string(i) + " leaves tensor " + std::to_string(row[0]) +
-             ", which has " + bytes(side.nbytes);
-    });
-    check(fits(row[2], row[3], row[4], row[6], window_nbytes), Code::kInvalid, [&] {
-      return "run " + std::to_string(i) + " leaves the window, which has " +
-             bytes(window_nbytes);
-    });
+    check_run(row, i, side.nbytes, window_nbytes);
     std::byte* const at_tensor = side.base + row[1];
     std::byte* const at_window = window + row[2];
     const auto rows = static_cast<std::size_t>(row[3]);

@@ -137,8 +137,10 @@ def again_and_again() -> list[Any]:
             found.append(exchanged(device))
             part = dist.new_group([2, 1])
             found.append(exchanged(device, part) if rank() else None)
-    leave_together(world(), dist.PrefixStore("end/", store))
-    return [*found, [key for key in store.list_keys() if "weightsync" in key]]
+    leave_together(world(), dist.PrefixStore("over/", store))
+    keys = [key for key in store.list_keys() if "weightsync" in key]
+    leave_together(world(), dist.PrefixStore("end/", store))  # its server goes then
+    return [*found, keys]
 
 
 def test_groups_follow_each_other_in_one_store_and_leave_no_keys() -> None:

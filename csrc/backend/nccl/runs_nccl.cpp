@@ -44,22 +44,9 @@ std::vector<RunNccl> resolve_runs(const std::vector<at::Tensor>& tensors,
   runs.reserve(static_cast<std::size_t>(table.size(0)));
   const auto* row = table.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < table.size(0); ++i, row += kRunColumns) {
-    const auto index = static_cast<std::size_t>(row[0]);
-    check(index < memory.size(), Code::kInvalid, [&] {
-      return "run " + std::to_string(i) + " names tensor " + std::to_string(row[0]) +
-             " of " + std::to_string(memory.size());
-    });
+    const std::size_t index = tensor_of_run(row, i, memory.size());
     const Memory& side = memory[index];
-    check(fits(row[1], row[3], row[4], row[5], side.nbytes), Code::kInvalid, [&] {
-      return "run " + std::to_string(i) + " leaves tensor " + std::to_string(row[0]) +
-             ", which has " + std::to_string(side.nbytes) + " bytes";
-    });
-    check(
-        fits(row[2], row[3], row[4], row[6], static_cast<std::uint64_t>(window_nbytes)),
-        Code::kInvalid, [&] {
-          return "run " + std::to_string(i) + " leaves the window, which has " +
-                 std::to_string(window_nbytes) + " bytes";
-        });
+    check_run(row, i, side.nbytes, static_cast<std::uint64_t>(window_nbytes));
     runs.push_back({index, side.base + row[1], static_cast<std::size_t>(row[2]),
                     static_cast<std::size_t>(row[3]), static_cast<std::size_t>(row[4]),
                     static_cast<std::size_t>(row[5]),
