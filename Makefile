@@ -3,6 +3,7 @@
 #
 #   PYTHON=python3.12     the interpreter of the environment
 #   TORCH=2.15.0          another torch, in an environment of its own
+#   CHAOS='--chaos-seed 7 --chaos-scenarios 1'    for `make chaos`: one scenario again
 
 PYTHON ?= python3
 TORCH ?=
@@ -24,7 +25,7 @@ export WEIGHTSYNC_BUILD := $(BUILD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test bench lint format types tidy cpp-test python-test \
-	conformance gpu sanitize backend-table properties clean
+	conformance gpu sanitize backend-table properties chaos clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | \
@@ -94,6 +95,9 @@ backend-table: install ## Run it, and write what it gives into docs/backend.md
 properties: install ## Run the property tests with 2,000 examples each
 	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \
 		--timeout 3600
+
+chaos: install ## Play 300 random scenarios of joining, leaving, dying and freezing
+	@scripts/python-test tests/chaos -m '' --chaos-scenarios 300 $(CHAOS)
 
 clean: ## Remove what was built, and keep the environments
 	@rm -rf $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     )
     from weightsync.layout import Shard
     from weightsync.lease import Lease, Weights
+    from weightsync.membership import (
+        LastPush,
+        Membership,
+        MembershipEvent,
+        ReplicaMember,
+        TrainerMember,
+    )
+    from weightsync.observer import Observer
     from weightsync.stats import PushReport, ReplicaReport, Update
     from weightsync.transport import Generator, Trainer
     from weightsync.window import Operation, Window
@@ -33,16 +41,22 @@ __all__ = [
     "DtypeError",
     "EpochError",
     "Generator",
+    "LastPush",
     "Lease",
+    "Membership",
+    "MembershipEvent",
+    "Observer",
     "Operation",
     "PeerError",
     "PlanError",
     "ProtocolError",
     "PushReport",
+    "ReplicaMember",
     "ReplicaReport",
     "Shard",
     "TimedOutError",
     "Trainer",
+    "TrainerMember",
     "UnsupportedError",
     "Update",
     "WeightSyncError",
@@ -54,12 +68,18 @@ __all__ = [
 # Where the names are that are not of weightsync.errors.
 _HOMES: Final = {
     "Generator": "transport",
+    "LastPush": "membership",
     "Lease": "lease",
+    "Membership": "membership",
+    "MembershipEvent": "membership",
+    "Observer": "observer",
     "Operation": "window",
     "PushReport": "stats",
+    "ReplicaMember": "membership",
     "ReplicaReport": "stats",
     "Shard": "layout",
     "Trainer": "transport",
+    "TrainerMember": "membership",
     "Update": "stats",
     "Weights": "lease",
     "Window": "window",

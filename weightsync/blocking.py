@@ -10,18 +10,23 @@ from weightsync.core import (
     Core,
     SessionT,
     generator_core,
+    observer_core,
     trainer_core,
 )
 from weightsync.errors import ClosedError
+from weightsync.events import BlockingEvents
 from weightsync.lease import Lease
 from weightsync.messages import Terms
+from weightsync.observing import ObserverSession
 from weightsync.pushing import PushOptions
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
+    from weightsync.membership import Membership
     from weightsync.messages import OnBusy, Require
     from weightsync.names import Rule
     from weightsync.stats import PushReport, Update
@@ -91,8 +96,11 @@ class Trainer(_Blocking[TrainerSession]):
         world_size: int | None = None,
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
-        super().__init__(trainer_core(address, rank, world_size, job, timeout), timeout)
+        super().__init__(
+            trainer_core(address, rank, world_size, job, timeout, lease), timeout
+        )
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -107,6 +115,19 @@ class Trainer(_Blocking[TrainerSession]):
         return self._core.runtime.call(
             session.rank.wait_for_replicas, count, self._seconds(timeout)
         )
+
+    def membership(self, *, timeout: float | None = None) -> Membership:
+        """Return who is in the job now; see ``weightsync.Trainer.membership``."""
+        session = self._core.session
+        return self._core.runtime.call(
+            session.rank.following.ask, self._seconds(timeout)
+        )
+
+    def events(self, *, after: int | None = None) -> BlockingEvents:
+        """Return an iterator over membership events; see ``weightsync.Trainer``."""
+        following = self._core.session.rank.following
+        number = following.number if after is None else after
+        return BlockingEvents(self._core.runtime, following, number)
 
     def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
@@ -145,9 +166,19 @@ class Generator(_Blocking[GeneratorSession]):
         names: Sequence[Rule] = (),
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
         core, self._tensors = generator_core(
-            address, state_dict, replica, rank, world_size, mode, names, job, timeout
+            address,
+            state_dict,
+            replica,
+            rank,
+            world_size,
+            mode,
+            names,
+            job,
+            timeout,
+            lease,
         )
         super().__init__(core, timeout)
 
@@ -186,3 +217,28 @@ class Generator(_Blocking[GeneratorSession]):
             return self._core.runtime.call(session.rank.receive, None)
         except ClosedError:
             raise StopIteration from None
+
+
+class Observer(_Blocking[ObserverSession]):
+    """``weightsync.Observer`` with plain methods; see there."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
+    ) -> None:
+        super().__init__(observer_core(address, job, timeout, lease), timeout)
+
+    def membership(self, *, timeout: float | None = None) -> Membership:
+        """Return who is in the job now; see ``weightsync.Trainer.membership``."""
+        session = self._core.session
+        return self._core.runtime.call(session.following.ask, self._seconds(timeout))
+
+    def events(self, *, after: int | None = None) -> BlockingEvents:
+        """Return an iterator over membership events; see ``weightsync.Trainer``."""
+        following = self._core.session.following
+        number = following.number if after is None else after
+        return BlockingEvents(self._core.runtime, following, number)

@@ -118,6 +118,11 @@ class Channel(Generic[MessageT]):
         self._stream.peer = description
 
     @property
+    def heard(self) -> float:
+        """When any bytes came last, by ``time.monotonic``."""
+        return self._stream.heard
+
+    @property
     def closed(self) -> bool:
         """Whether the channel was closed on this side."""
         return self._stream.closed
@@ -149,6 +154,13 @@ class Channel(Generic[MessageT]):
         ClosedError when the channel was closed on this side.
         """
         return await self._stream.receive(self._decoder, MAX_FRAME)
+
+    async def send_eof(self) -> None:
+        """Tell the peer that nothing follows; what it sends can still be received.
+
+        Raises PeerError when the connection broke, ClosedError when it was closed.
+        """
+        await self._stream.send_eof()
 
     async def aclose(self) -> None:
         """Close the connection; again does nothing. Pending calls get ClosedError."""

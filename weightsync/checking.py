@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from weightsync.alike import Alike, compare, must_be_alike
 from weightsync.errors import PeerError, PlanError, ProtocolError
 from weightsync.fit import Fit, check
-from weightsync.messages import Layout, Remembered, Terms
+from weightsync.messages import Layout, Terms
+from weightsync.remembered import Remembered
 from weightsync.rounds import Transfer
 from weightsync.spec import Manifest, validate_manifest
 from weightsync.together import Together

@@ -11,6 +11,7 @@ import torch.distributed
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PlanError
 from weightsync.layout import register
+from weightsync.observing import ObserverSession
 from weightsync.runtime import Runtime
 from weightsync.session import (
     GeneratorSession,
@@ -20,6 +21,7 @@ from weightsync.session import (
     check_timeout,
 )
 from weightsync.store import parse_address
+from weightsync.vigil import check_lease
 from weightsync.weights import check_mode, check_writable
 
 if TYPE_CHECKING:
@@ -111,11 +113,20 @@ def trainer_core(
     world_size: int | None,
     job: str,
     timeout: float,
+    lease: float,
 ) -> Core[TrainerSession]:
     """Build the core of a Trainer; see there."""
-    place = _place(address, rank, world_size, job, timeout)
+    place = _place(address, rank, world_size, job, timeout, lease)
     name = f"trainer rank {place.rank} of {place.world_size}"
     return Core(name, lambda runtime: TrainerSession(place, runtime.tasks))
+
+
+def observer_core(
+    address: str | None, job: str, timeout: float, lease: float
+) -> Core[ObserverSession]:
+    """Build the core of an Observer; see there."""
+    place = _place(address, 0, 1, job, timeout, lease)
+    return Core("observer", lambda runtime: ObserverSession(place, runtime.tasks))
 
 
 class _Joined(NamedTuple):
@@ -133,9 +144,10 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
     names: Sequence[Rule],
     job: str,
     timeout: float,
+    lease: float,
 ) -> _Joined:
     """Build the core of a Generator; see there."""
-    place = _place(address, rank, world_size, job, timeout)
+    place = _place(address, rank, world_size, job, timeout, lease)
     if replica is None:
         if place.world_size > 1:
             raise PlanError("the ranks of a replica need its name: replica=")
@@ -169,12 +181,20 @@ def _place(
     world_size: int | None,
     job: str,
     timeout: float,
+    lease: float,
 ) -> Place:
     rank = _default_rank() if rank is None else rank
     world_size = _default_world_size() if world_size is None else world_size
     if not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} is not in a world of size {world_size}")
-    return Place(parse_address(address), job, rank, world_size, check_timeout(timeout))
+    return Place(
+        parse_address(address),
+        job,
+        rank,
+        world_size,
+        check_timeout(timeout),
+        check_lease(lease),
+    )
 
 
 def _default_rank() -> int:

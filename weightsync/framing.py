@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -60,11 +61,13 @@ def _encode(message: object, limit: int) -> bytearray:
 class FramedStream:
     """Sends and receives whole frames, and says who failed when it cannot.
 
-    Any number of tasks may send; one receives.
+    Any number of tasks may send; one receives. ``heard`` is the time (of
+    ``time.monotonic``) at which any bytes came last.
     """
 
     def __init__(self, stream: SocketStream, peer: str) -> None:
         self.peer = peer
+        self.heard = time.monotonic()
         self.closed = False
         self._stream = stream
         self._sending = anyio.Lock()
@@ -123,6 +126,16 @@ class FramedStream:
                 f"{error}"
             ) from error
 
+    async def send_eof(self) -> None:
+        """Close this direction, after what was sent."""
+        with self._translated():
+            if self.closed:
+                raise anyio.ClosedResourceError
+            try:
+                await self._stream.send_eof()
+            except OSError as error:
+                raise anyio.BrokenResourceError from error
+
     async def aclose(self) -> None:
         """Close at once, without waiting for the peer; again does nothing."""
         if not self.closed:
@@ -138,6 +151,7 @@ class FramedStream:
                 raise anyio.ClosedResourceError
             while (missing := size - len(self._received)) > 0:
                 self._received += await self._stream.receive(min(missing, _CHUNK))
+                self.heard = time.monotonic()
 
     @contextmanager
     def _translated(self) -> Generator[None]:

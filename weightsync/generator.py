@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 LEFTOVER_SECONDS: Final = 5.0
 """Limit for taking signals that trainers say they have sent; they are here already."""
 
-
 POLITE_SECONDS: Final = 5.0
-"""How long a new lease lets a switch go first. Not for ever: whoever holds the lease
-that the switch waits for may be waiting for the new one."""
+"""How long a new lease lets a switch go first, which may wait for its own caller."""
+
+TAKE_BACK_SECONDS: Final = 2.0  # a leader or hub that is stopped gives nothing back
 
 
 class GeneratorRank:
@@ -189,8 +189,9 @@ class GeneratorRank:
         """
         if self._credit_unused():
             self._post(Withdraw())
-        while self._credit_unused():
-            await self._changed.wait()
+        with anyio.move_on_after(TAKE_BACK_SECONDS):
+            while self._credit_unused():
+                await self._changed.wait()
 
     def _credit_unused(self) -> bool:
         exposed = self.epochs.exposed is not None
@@ -218,17 +219,16 @@ class GeneratorRank:
             case Withdrawn():
                 self._conceal(written=False)
             case Ended():
-                fault = message.fault
-                closed = ClosedError("the trainer closed")
-                self.fail(closed if fault is None else fault.error())
+                fault = message.fault or Fault.of(ClosedError("the trainer closed"))
+                self.fail(fault.error(), untold=message.untold)
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
     def lost(self, error: WeightSyncError) -> None:
-        """The hub, or the leader behind it, is gone."""
-        self.fail(PeerError(f"the trainers are gone: {error}"))
+        """The hub is gone, perhaps with the word of a version that is being put."""
+        self.fail(PeerError(f"this rank lost the trainers: {error}"), untold=True)
 
-    def fail(self, error: WeightSyncError) -> None:
+    def fail(self, error: WeightSyncError, *, untold: bool = False) -> None:
         """No further version will come. One that is whole can still be received."""
         if self.error is None:
             self.error = error
@@ -236,7 +236,7 @@ class GeneratorRank:
         if self._arrival is not None and self._arrival.operation is not None:
             self._arrival.operation.abort()
         if self.epochs.exposed is not None:
-            self._conceal(written=self._arrival is not None)
+            self._conceal(written=untold or self._arrival is not None)
         self.notify()
 
     def notify(self) -> None:

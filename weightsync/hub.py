@@ -41,6 +41,7 @@ from weightsync.messages import (
 )
 from weightsync.plan import sum_of_digests
 from weightsync.together import Together
+from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from weightsync.peer import Peer
@@ -50,9 +51,12 @@ if TYPE_CHECKING:
 class Hub:
     """Lives in the loop of rank 0 of a replica."""
 
-    def __init__(self, replica: str, mode: str, world_size: int) -> None:
+    def __init__(
+        self, replica: str, mode: str, world_size: int, lease: float = DEFAULT_LEASE
+    ) -> None:
         self.replica: Final = replica
         self.world_size: Final = world_size
+        self.lease: Final = lease
         self.complete = anyio.Event()
         self.ended: Ended | None = None
         self._mode: Any = mode
@@ -103,7 +107,7 @@ class Hub:
     def hello(self) -> ReplicaHello:
         """What to say to the leader."""
         handles = tuple(self._handles[rank] for rank in range(self.world_size))
-        return ReplicaHello(self.replica, self._mode, handles)
+        return ReplicaHello(self.replica, self._mode, handles, self.lease)
 
     def speak(self, leader: Peer) -> None:
         """Introduce the replica, which is complete, to the leader."""
@@ -151,7 +155,8 @@ class Hub:
         reason = PeerError(f"rank {rank} of replica {self.replica!r} {what}")
         if not clean:
             self._tell_leader(LinkFailed(0, Fault.of(reason)))
-        self.end(Ended(Fault.of(reason)))
+        # The trainers may put already what the leader's word for it has not come of.
+        self.end(Ended(Fault.of(reason), untold=True))
 
     def end(self, message: Ended) -> None:
         """There will be no more versions: tell all ranks."""

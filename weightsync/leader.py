@@ -6,20 +6,23 @@ It accepts trainer ranks and replicas, hands what they say to ``Members`` and
 
 from __future__ import annotations
 
+import time
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 import msgspec
 
 from weightsync.admission import admitting, converse, manifests
 from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
+from weightsync.membership import AskMembership, TellMembership
 from weightsync.messages import (
     Agreed,
     Credit,
     Delivered,
     Discarded,
     Ended,
+    FromObserver,
     FromReplica,
     FromTrainer,
     Leaving,
@@ -27,6 +30,7 @@ from weightsync.messages import (
     LinkOffered,
     LinkReady,
     Manifests,
+    ObserverHello,
     PushCancel,
     PushRequest,
     PutEnded,
@@ -39,16 +43,21 @@ from weightsync.messages import (
 from weightsync.peer import Conversations, MessageStream, Peer
 from weightsync.pool import Members, Replica
 from weightsync.push import Pushes
+from weightsync.roster import membership
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightsync.runtime import Tasks
 
-Hello = TrainerHello | ReplicaHello
-Incoming = FromTrainer | FromReplica
+Hello = TrainerHello | ReplicaHello | ObserverHello
+Incoming = FromTrainer | FromReplica | FromObserver
 
 _hellos: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
+
+
+OBSERVER_QUEUED: Final = 256
+"""An observer that has not read so many messages is dropped."""
 
 
 class Leader:
@@ -69,9 +78,12 @@ class Leader:
         if isinstance(body, TrainerHello):
             stream.peer = f"trainer rank {body.rank}"
             await self._attend_trainer(body, stream)
-        else:
+        elif isinstance(body, ReplicaHello):
             stream.peer = f"replica {body.replica!r}"
             await self._attend_replica(body, stream)
+        else:
+            stream.peer = f"the observer at {stream.peer}"
+            await self._attend_observer(body, stream)
 
     async def attend_quietly(self, hello: bytes, stream: MessageStream) -> None:
         """``attend`` for a party of this process, whose end is told by its stream."""
@@ -83,7 +95,7 @@ class Leader:
     async def close(self) -> None:
         """Tell everybody that this was the end, and see it sent."""
         self.members.fail(ClosedError("the trainer closed"), clean=True)
-        for peer in self.members.trainers.values():
+        for peer in (*self.members.trainers.values(), *self.members.observers):
             peer.post(Ended())
             peer.finish()
         await self._conversations.flush()
@@ -91,7 +103,7 @@ class Leader:
     # Trainer ranks
 
     async def _attend_trainer(self, hello: TrainerHello, stream: MessageStream) -> None:
-        peer = Peer(stream)
+        peer = Peer(stream, lease=hello.lease)
         async with admitting(peer, stream):
             self.members.trainer_joined(hello.rank, hello.world_size, peer)
         handle = partial(self._on_trainer, hello.rank)
@@ -118,6 +130,8 @@ class Leader:
                 self.members.linked(rank, message.link)
             case LinkFailed():
                 self._link_failed(rank, message)
+            case AskMembership():
+                self._tell_membership(self.members.trainers[rank], message)
             case Leaving():
                 self.members.trainers[rank].finish()
             case _:
@@ -128,7 +142,7 @@ class Leader:
     # Replicas
 
     async def _attend_replica(self, hello: ReplicaHello, stream: MessageStream) -> None:
-        peer = Peer(stream)
+        peer = Peer(stream, lease=hello.lease)
         async with admitting(peer, stream):
             held = await manifests(stream, len(hello.handles))
             replica = self.members.replica_joined(hello, held, peer)
@@ -164,11 +178,38 @@ class Leader:
             case _:
                 assert_never(message)
 
+    # Observers
+
+    async def _attend_observer(
+        self, hello: ObserverHello, stream: MessageStream
+    ) -> None:
+        peer = Peer(stream, lease=hello.lease, queued=OBSERVER_QUEUED)
+        async with admitting(peer, stream):
+            self.members.observer_joined(peer)
+
+        def handle(message: FromObserver) -> None:
+            match message:
+                case AskMembership():
+                    self._tell_membership(peer, message)
+                case Leaving():
+                    peer.finish()
+                case _:
+                    raise ProtocolError(f"{peer.name} sent {type(message).__name__}")
+
+        try:
+            await self._conversations.hold(peer, handle)
+        finally:
+            self.members.observers.discard(peer)
+
+    def _tell_membership(self, peer: Peer, asked: AskMembership) -> None:
+        now = time.monotonic()
+        found = membership(self.members, self.pushes.last_version, now)
+        peer.post(TellMembership(asked.number, found))
+
     def _link_failed(self, rank: int, message: LinkFailed) -> None:
         replica = self.members.replicas.get(message.link)
         if replica is not None:
-            reason = f"trainer rank {rank}: {message.fault.message}"
-            self.members.drop(replica, PeerError(reason))
+            self.members.suspect(replica, rank, message.fault)
 
     def _agreed(self, rank: int, message: Agreed) -> None:
         replica = self.members.replicas.get(message.link)

@@ -20,8 +20,8 @@ from weightsync.backend import create_shm
 from weightsync.casting import Scratch, batches
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PeerError, ProtocolError
-from weightsync.messages import Remembered
 from weightsync.plan import Plan, make_plan
+from weightsync.remembered import Remembered
 from weightsync.sending import Addressed, Parcel, Sending
 from weightsync.slots import HEADER_BYTES, Header, Slots, table
 from weightsync.window import Window

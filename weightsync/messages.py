@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Annotated, Final, Generic, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from weightsync.errors import RemoteFault, WeightSyncError
+from weightsync.membership import AskMembership, Happened, TellMembership
 from weightsync.spec import Manifest
 from weightsync.stats import PushReport
 from weightsync.together import Together
+from weightsync.vigil import DEFAULT_LEASE, LONGEST_LEASE, SHORTEST_LEASE
 
 MAX_RANKS: Final = 4096
 """Limit of trainer ranks and of ranks of one replica; also in csrc/shm/control.h."""
-
-REMEMBERED: Final = 16
-"""So many layouts are remembered by both ends of a channel; see ``Remembered``."""
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -28,6 +26,7 @@ Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 OnBusy = Literal["wait", "skip"]
 Require = Literal["any", "all"]
 Slots = Literal["staged", "swap", "inplace"]
+Lease = Annotated[float, Meta(ge=SHORTEST_LEASE, le=LONGEST_LEASE)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -51,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return RemoteFault.decode(self.kind, prefix + self.message)
 
 
-# Hello bodies
+# Hello bodies; the lease is that of the channel, for both sides
 
 
 class TrainerHello(_Message, frozen=True):
@@ -59,6 +58,7 @@ class TrainerHello(_Message, frozen=True):
 
     rank: Rank
     world_size: Size
+    lease: Lease = DEFAULT_LEASE
 
 
 class ReplicaHello(_Message, frozen=True):
@@ -67,6 +67,7 @@ class ReplicaHello(_Message, frozen=True):
     replica: Name
     mode: Slots
     handles: tuple[Text, ...]
+    lease: Lease = DEFAULT_LEASE
 
 
 class RankHello(_Message, frozen=True):
@@ -77,6 +78,13 @@ class RankHello(_Message, frozen=True):
     world_size: Size
     mode: Slots
     handle: Text
+    lease: Lease = DEFAULT_LEASE
+
+
+class ObserverHello(_Message, frozen=True):
+    """Whoever follows the membership, and takes no part in anything, to the leader."""
+
+    lease: Lease = DEFAULT_LEASE
 
 
 # Links
@@ -93,9 +101,10 @@ class Accepted(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """There will be nothing more from here: a clean end where there is no fault."""
+    """The last message; clean without a fault. ``untold``: a version may come after."""
 
     fault: Fault | None = None
+    untold: bool = False
 
 
 class OfferLink(_Message, frozen=True):
@@ -340,6 +349,7 @@ FromTrainer = (
     | LinkOffered
     | LinkReady
     | LinkFailed
+    | AskMembership
     | Leaving
 )
 ToTrainer = (
@@ -349,6 +359,8 @@ ToTrainer = (
     | FormLink
     | DropLink
     | Pool
+    | Happened
+    | TellMembership
     | Layout
     | Agree
     | Verify
@@ -372,27 +384,5 @@ FromRank = (
     Manifests | LinkReady | LinkFailed | Agreed | Credit | Withdraw | Arrived | Leaving
 )
 ToRank = ToReplica | Commit
-
-KeyT = TypeVar("KeyT")
-ValueT = TypeVar("ValueT")
-
-
-class Remembered(OrderedDict[KeyT, ValueT], Generic[KeyT, ValueT]):
-    """The values used last. Two ends that use the same keys in the same order agree.
-
-    So a sender knows what its peer still has, and sends nothing twice.
-    """
-
-    def use(self, key: KeyT) -> bool:
-        """Whether it is remembered; then it becomes the one used last."""
-        if key not in self:
-            return False
-        self.move_to_end(key)
-        return True
-
-    def put(self, key: KeyT, value: ValueT) -> None:
-        """Remember a value as the one used last; forget the oldest."""
-        self[key] = value
-        self.move_to_end(key)
-        if len(self) > REMEMBERED:
-            self.popitem(last=False)
+FromObserver = AskMembership | Leaving
+ToObserver = Accepted | Ended | Happened | TellMembership

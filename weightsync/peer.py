@@ -2,16 +2,24 @@
 
 State machines call ``post`` and go on; a task writes. What arrives is handed over one
 message at a time, so a handler that does not await changes its state atomically.
+
+A channel that breaks tells that its process is gone. What it cannot tell is that a
+process is frozen, or its host gone without a word: for that both sides say ``Beat``
+where they have nothing else to say, and drop a peer that says nothing for a lease.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
+import msgspec
 
 from weightsync.errors import ClosedError, PeerError, WeightSyncError
+from weightsync.vigil import Vigil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +31,28 @@ MAX_QUEUED: Final = 10_000
 
 FLUSH_SECONDS: Final = 2.0
 """How long peers have to take what was posted before the connection is closed."""
+
+FAREWELL_SECONDS: Final = 0.25
+"""How long a peer has to take the reason for which it is dropped; it may be frozen."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Either side: I am alive, and have nothing else to say."""
+
+
+class Farewell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Either side: I have dropped you, because you were silent for so many seconds."""
+
+    lease: float
+
+
+Sign = Beat | Farewell
+"""What a channel with a lease carries besides the messages of its parties."""
+
+
+LINGER_SECONDS: Final = 1.0
+"""How long a peer that was told the end has to close its side. A connection that is
+closed while something is unread is reset, and the peer may lose what was said last."""
 
 
 class MessageStream(Protocol):
@@ -37,21 +67,44 @@ class MessageStream(Protocol):
     def peer(self, description: str) -> None:
         """Let messages call it so."""
 
+    @property
+    def heard(self) -> float:
+        """When anything came last, by ``time.monotonic``."""
+        ...
+
     async def send(self, message: object) -> None:
         """Send one message."""
 
     async def receive(self) -> Any:
         """Return the next message."""
 
+    async def send_eof(self) -> None:
+        """Tell the other side that nothing follows."""
+
     async def aclose(self) -> None:
         """Close; idempotent."""
 
 
 class Peer:
-    """One other process, as the loop of a transport sees it."""
+    """One other process, as the loop of a transport sees it.
 
-    def __init__(self, stream: MessageStream) -> None:
+    ``lease`` is that of the channel, in seconds; a party of this process needs none.
+    Who does not read ``queued`` messages is dropped.
+    """
+
+    def __init__(
+        self,
+        stream: MessageStream,
+        *,
+        lease: float | None = None,
+        queued: int = MAX_QUEUED,
+    ) -> None:
         self._stream = stream
+        self._vigil: Vigil | None = None
+        if lease is not None and not isinstance(stream, _LocalStream):
+            self._vigil = Vigil(lease, time.monotonic())
+        self._queued: Final = queued
+        self._writing = False
         self._send, self._queue = anyio.create_memory_object_stream[Any](math.inf)
         self._scope: anyio.CancelScope | None = None
         self._finishing = False
@@ -71,11 +124,21 @@ class Peer:
         """Let messages call it so."""
         self._stream.peer = name
 
+    @property
+    def lease(self) -> float | None:
+        """Seconds of silence after which it is dropped, if ever."""
+        return None if self._vigil is None else self._vigil.lease
+
+    @property
+    def silent(self) -> float:
+        """Seconds since its last sign of life; 0 for a party of this process."""
+        return max(time.monotonic() - self._stream.heard, 0.0)
+
     def post(self, message: object) -> None:
         """Queue a message. Nothing happens to one for a peer that is lost."""
         if self.lost is not None or self._finishing:
             return
-        if self._send.statistics().current_buffer_used >= MAX_QUEUED:
+        if self._send.statistics().current_buffer_used >= self._queued:
             self.drop(PeerError(f"{self.name} does not read its messages"))
             return
         self._send.send_nowait(message)
@@ -88,7 +151,7 @@ class Peer:
             self._scope.cancel()
 
     def finish(self) -> None:
-        """End the conversation when what was posted is sent."""
+        """End the conversation when what was posted is sent; hear nothing more."""
         self._finishing = True
         self._send.close()
 
@@ -110,6 +173,8 @@ class Peer:
                     tasks.cancel_scope.cancel()
                 tasks.start_soon(self._write)
                 tasks.start_soon(self._read, handle)
+                if self._vigil is not None:
+                    tasks.start_soon(self._keep, self._vigil)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
@@ -121,18 +186,47 @@ class Peer:
     async def _write(self) -> None:
         try:
             async for message in self._queue:
+                self._writing = True
                 await self._stream.send(message)
+                self._writing = False
+                if self._vigil is not None:
+                    self._vigil.sent(time.monotonic())
+            await self._stream.send_eof()
         except WeightSyncError:
             # The reader will find the end, after what the peer said last.
             return
+        await anyio.sleep(LINGER_SECONDS)
         self.drop(ClosedError(f"the channel to {self.name} was closed"))
 
     async def _read(self, handle: Callable[[Any], None]) -> None:
         try:
             while True:
-                handle(await self._stream.receive())
+                message = await self._stream.receive()
+                if isinstance(message, Farewell):
+                    raise self._farewell(message)
+                if not isinstance(message, Beat) and not self._finishing:
+                    handle(message)
         except WeightSyncError as error:
             self.drop(error)
+
+    def _farewell(self, message: Farewell) -> WeightSyncError:
+        return PeerError(
+            f"{self.name} removed this process, which gave no sign of life for "
+            f"{message.lease:g} s"
+        )
+
+    async def _keep(self, vigil: Vigil) -> None:
+        """Give signs of life, and end the conversation with a peer that gives none."""
+        while not vigil.look(self._stream.heard, time.monotonic()):
+            if vigil.due(time.monotonic()) and not self._writing:
+                self.post(Beat())
+            await anyio.sleep(vigil.pause(time.monotonic()))
+        silence = f"{self.name} gave no sign of life for {vigil.lease:g} s"
+        self.lost = PeerError(silence)
+        if not self._writing:
+            with anyio.move_on_after(FAREWELL_SECONDS), suppress(WeightSyncError):
+                await self._stream.send(Farewell(vigil.lease))
+        self.drop(self.lost)
 
 
 class Conversations:
@@ -174,6 +268,11 @@ class _LocalStream:
         self._send = send
         self._receive = receive
 
+    @property
+    def heard(self) -> float:
+        """Now: who is of this process is as alive as whoever asks."""
+        return time.monotonic()
+
     async def send(self, message: object) -> None:
         """Hand the message over as it is; messages are immutable."""
         try:
@@ -187,6 +286,10 @@ class _LocalStream:
             return await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError) as error:
             raise PeerError(f"{self.peer} is gone") from error
+
+    async def send_eof(self) -> None:
+        """Close the direction to the other party."""
+        self._send.close()
 
     async def aclose(self) -> None:
         """Close both directions."""

@@ -8,8 +8,9 @@ waits: methods take what happened and post what follows.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from weightsync.errors import (
     TimedOutError,
     WeightSyncError,
 )
+from weightsync.membership import EventLog, Happened
 from weightsync.messages import (
     Accepted,
     Agree,
@@ -32,24 +34,40 @@ from weightsync.messages import (
     Layout,
     OfferLink,
     Pool,
-    Remembered,
     ReplicaHello,
 )
+from weightsync.remembered import Remembered
 from weightsync.together import Together
 
 if TYPE_CHECKING:
     from anyio import CancelScope
 
     from weightsync.fit import Fit
+    from weightsync.membership import Kind, Role
     from weightsync.messages import Expect, Put
     from weightsync.peer import Peer
     from weightsync.spec import Manifest
+    from weightsync.stats import Status
 
 After = Callable[[float, Callable[[], None]], "CancelScope"]
 """Calls back after some seconds, unless the scope that it returns is cancelled."""
 
+MAX_OBSERVERS: Final = 64
+"""Each costs the leader a message for each event."""
+SUSPECT_SECONDS: Final = 1.0
+"""How long a replica that a trainer rank has lost may take to say itself what it is."""
+
 FORM_SECONDS: Final = 300.0
 """Limit for forming a link: mapping a large window takes about 0.4 s a GiB."""
+
+
+class Pushed(NamedTuple):
+    """What the last push did to a replica, and when."""
+
+    version: int
+    status: Status
+    reason: str
+    ended: float
 
 
 class Replica:
@@ -74,6 +92,9 @@ class Replica:
         self.gone = False
         self.credit: int | None = None
         self.sequence = 0
+        self.since: Final = time.monotonic()
+        self.version: int | None = None
+        self.pushed: Pushed | None = None
         self.fits: Remembered[tuple[bytes, bool, bool], Fit] = Remembered()
         self.layouts: Remembered[bytes, Agreement] = Remembered()
         self.timer: CancelScope | None = None
@@ -112,6 +133,9 @@ class Members:
         self.replicas: dict[int, Replica] = {}
         self.error: WeightSyncError | None = None
         self.watcher = Watcher()
+        self.observers: set[Peer] = set()
+        self.log: Final = EventLog()
+        self.since: dict[int, float] = {}
         self._after = after
         self._links = 0
         self._agreements = 0
@@ -131,7 +155,11 @@ class Members:
             raise PlanError(f"there is a trainer rank {rank} already")
         self._check()
         self.trainers[rank] = peer
+        self.since[rank] = time.monotonic()
         self._known[rank] = Remembered()
+        # Before it is accepted: to its caller all of this has happened.
+        peer.post(Happened(tuple(self.log)))
+        self._announce("joined", "trainer", str(rank))
         peer.post(Accepted())
         peer.post(self._pool())
         for replica in self.replicas.values():
@@ -141,6 +169,7 @@ class Members:
         """Without one trainer rank no version can be whole again: end everything."""
         self.trainers.pop(rank, None)
         what = "left" if clean else f"failed: {error}"
+        self._announce_end("trainer", str(rank), error, clean=clean)
         self.fail(PeerError(f"trainer rank {rank} {what}"), clean=clean)
 
     def fail(self, error: WeightSyncError, *, clean: bool = False) -> None:
@@ -154,6 +183,10 @@ class Members:
             self._remove(replica)
             replica.peer.post(Ended(fault))
             replica.peer.finish()
+        if fault is not None:
+            # Whatever they wait for will not come.
+            for peer in (*self.trainers.values(), *self.observers):
+                peer.post(Ended(fault))
 
     # Replicas
 
@@ -190,6 +223,7 @@ class Members:
         if len(replica.ready) == self.world_size + 1:
             replica.active = True
             replica.cancel_timer()
+            self._announce("joined", "replica", replica.name)
             self._tell_pool()
 
     def credited(self, replica: Replica, slot: int) -> None:
@@ -207,13 +241,53 @@ class Members:
         message = f"replica {replica.name!r} was removed from the pool: {error}"
         replica.peer.post(Ended(None if clean else Fault.of(PeerError(message))))
         replica.peer.finish()
+        self._announce_end("replica", replica.name, error, clean=clean)
         self._tell_pool()  # first: whose push ends by this sees the pool as it is
         self.watcher.dropped(replica, error, clean=clean)
+
+    def suspect(
+        self, replica: Replica, rank: int, fault: Fault, what: str = ""
+    ) -> None:
+        """Drop a replica that a trainer rank has trouble with.
+
+        Memory is faster than a channel: a rank whose window is gone may have left, and
+        its word for that be on the way. The replica knows best why, and says so first.
+        """
+        error = fault.error(f"{what}trainer rank {rank}: ")
+        if isinstance(error, PeerError):
+            self._after(SUSPECT_SECONDS, lambda: self.drop(replica, error))
+        else:
+            self.drop(replica, error)
 
     @property
     def active(self) -> list[Replica]:
         """The replicas that a push goes to, in the order in which they joined."""
         return [replica for replica in self.replicas.values() if replica.active]
+
+    # Observers
+
+    def observer_joined(self, peer: Peer) -> None:
+        """Let somebody follow who takes no part; PeerError where there are too many."""
+        self._check()
+        if len(self.observers) >= MAX_OBSERVERS:
+            raise PeerError(f"there are {MAX_OBSERVERS} observers already")
+        self.observers.add(peer)
+        peer.post(Happened(tuple(self.log)))
+        peer.post(Accepted())
+
+    def _announce(self, kind: Kind, role: Role, name: str, reason: str = "") -> None:
+        """Tell everybody who follows, all of them the same in the same order."""
+        happened = Happened((self.log.add(kind, role, name, reason),))
+        for peer in (*self.trainers.values(), *self.observers):
+            peer.post(happened)
+
+    def _announce_end(
+        self, role: Role, name: str, error: WeightSyncError, *, clean: bool
+    ) -> None:
+        if clean:
+            self._announce("left", role, name)
+        else:
+            self._announce("failed", role, name, str(error))
 
     # Layouts
 
@@ -258,8 +332,11 @@ class Members:
         if agreement is None:
             return  # forgotten meanwhile
         if message.fault is not None:
-            who = "" if rank is None else f"trainer rank {rank}: "
-            self.drop(replica, message.fault.error(f"it cannot be planned for: {who}"))
+            what = "it cannot be planned for: "
+            if rank is None:
+                self.drop(replica, message.fault.error(what))
+            else:
+                self.suspect(replica, rank, message.fault, what)
             return
         agreement.answer(rank, message.digest)
         difference = agreement.difference

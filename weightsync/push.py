@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from weightsync.alike import to_digest
 from weightsync.checking import Checks
-from weightsync.errors import ClosedError, PeerError, TimedOutError, WeightSyncError
+from weightsync.errors import ClosedError, TimedOutError, WeightSyncError
 from weightsync.messages import (
     Discard,
     Expect,
@@ -26,7 +26,7 @@ from weightsync.messages import (
     Verified,
     Verify,
 )
-from weightsync.pool import After, Members, Replica, Watcher
+from weightsync.pool import After, Members, Pushed, Replica, Watcher
 from weightsync.rounds import Round, Transfer, failure
 from weightsync.stats import PushReport, ReplicaReport, Status
 
@@ -94,8 +94,7 @@ class Pushes(Watcher):
                 continue
             transfer.ended[rank] = ended
             if ended.fault is not None:
-                message = f"trainer rank {rank}: {ended.fault.message}"
-                self._members.drop(transfer.replica, PeerError(message))
+                self._members.suspect(transfer.replica, rank, ended.fault)
             elif transfer.stopping is not None:
                 self._discard_if_stopped(transfer)
 
@@ -108,6 +107,7 @@ class Pushes(Watcher):
             expected = transfer is not None and transfer.sequence == sequence
             if transfer is not None and expected and transfer.report is None:
                 self.last_version = max(self.last_version, round_.version)
+                replica.version = round_.version
                 self._report(round_, transfer, "delivered")
 
     def discarded(self, replica: Replica, sequence: int) -> None:
@@ -314,6 +314,8 @@ class Pushes(Watcher):
     ) -> None:
         seconds = time.monotonic() - round_.started
         transfer.report = ReplicaReport(status, reason, removed, seconds)
+        ended = Pushed(round_.version, status, reason, time.monotonic())
+        transfer.replica.pushed = ended
         reports = {
             t.replica.name: t.report
             for t in round_.transfers.values()

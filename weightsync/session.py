@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,7 @@ from weightsync.messages import (
     ToTrainer,
     TrainerHello,
 )
-from weightsync.peer import Conversations, MessageStream, Peer, local_pair
+from weightsync.peer import Conversations, MessageStream, Peer, Sign, local_pair
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots
 from weightsync.store import (
@@ -48,6 +49,7 @@ from weightsync.store import (
 )
 from weightsync.together import Together
 from weightsync.trainer import TrainerRank
+from weightsync.vigil import DEFAULT_LEASE
 from weightsync.weights import Tensors
 from weightsync.window import Window
 
@@ -74,6 +76,7 @@ class Place:
     rank: int
     world_size: int
     timeout: float
+    lease: float = DEFAULT_LEASE
 
     @property
     def host(self) -> str:
@@ -127,10 +130,13 @@ class Session(ABC):
     async def _leave(self) -> None: ...
 
     async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
-        def open_it() -> Any:
-            return open_store(self.place.address, host=host, timeout=timeout)
+        given_up = threading.Event()
 
-        store = await in_thread(open_it)
+        def open_it() -> Any:
+            address = self.place.address
+            return open_store(address, host=host, timeout=timeout, given_up=given_up)
+
+        store = await in_thread(open_it, cancel=given_up.set)
         self.address = store_address(store, self.place.address)
         self._rendezvous = Rendezvous(store, f"weightsync/{self.place.job}")
         return self._rendezvous
@@ -141,7 +147,7 @@ class Session(ABC):
         """Accept channels, and tell where under a key of the store."""
         host = await in_thread(lambda: self.place.host)  # may ask a name server
         self._listener = await Listener.open(host)
-        self._tasks.start_soon(self._listener.serve, message_type, handler)
+        self._tasks.start_soon(self._listener.serve, message_type | Sign, handler)
         if self._rendezvous is not None:
             endpoint = self._listener.endpoint
             await in_thread(self._rendezvous.publish, key, endpoint)
@@ -162,7 +168,7 @@ class Session(ABC):
                 return await connect(
                     endpoint,
                     body,
-                    message_type,
+                    message_type | Sign,
                     timeout=max(min(left, ATTEMPT_SECONDS), 0.1),
                     peer=peer,
                 )
@@ -223,14 +229,14 @@ class TrainerSession(Session):
     async def _join(self) -> None:
         """Meet the leader; return when it has accepted this rank."""
         place = self.place
-        hello = TrainerHello(place.rank, place.world_size)
+        hello = TrainerHello(place.rank, place.world_size, place.lease)
         if place.rank == 0:
             stream = await self._lead(hello)
         else:
             stream = await self._connect(
                 "leader", hello, ToTrainer, "the leader (trainer rank 0)"
             )
-        peer = Peer(stream)
+        peer = Peer(stream, lease=self.place.lease)
         self.rank = TrainerRank(place.rank, peer, self._tasks)
         self._tasks.on_crash = self.rank.crashed
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
@@ -281,6 +287,7 @@ class GeneratorSession(Session):
             self.place.world_size,
             self._mode.value,
             link.handle,
+            self.place.lease,
         )
         if self.place.rank == 0:
             stream = await self._host(hello)
@@ -288,7 +295,7 @@ class GeneratorSession(Session):
             key = f"replica/{self.replica}"
             name = f"rank 0 of replica {self.replica!r}"
             stream = await self._connect(key, hello, ToRank, name)
-        peer = Peer(stream)
+        peer = Peer(stream, lease=self.place.lease)
         peer.post(Manifests(Together.of([self._registered.manifest])))
         self.rank.speak(peer, self._tasks)
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
@@ -313,9 +320,10 @@ class GeneratorSession(Session):
 
     async def _host(self, hello: RankHello) -> MessageStream:
         """Be the hub: for this rank directly, for the others over channels."""
-        hub = Hub(self.replica, self._mode.value, self.place.world_size)
-        if self.place.world_size > 1:
-            await self._open_store(host=False, timeout=self.place.timeout)
+        place = self.place
+        hub = Hub(self.replica, self._mode.value, place.world_size, place.lease)
+        if place.world_size > 1:
+            await self._open_store(host=False, timeout=place.timeout)
             attend = partial(self._attend, hub)
             await self._listen(f"replica/{self.replica}", FromRank, attend)
         mine, theirs = local_pair("rank 0", f"rank 0 of replica {self.replica!r}")
@@ -342,11 +350,12 @@ class GeneratorSession(Session):
         except WeightSyncError as error:
             hub.end(Ended(Fault.of(error)))
             return
-        peer = Peer(stream)
+        peer = Peer(stream, lease=self.place.lease)
         hub.speak(peer)
 
         def end(error: WeightSyncError) -> None:
-            hub.end(Ended(Fault.of(PeerError(f"the trainers are gone: {error}"))))
+            message = f"replica {hub.replica!r} lost the trainers: {error}"
+            hub.end(Ended(Fault.of(PeerError(message))))
 
         await self._converse(peer, hub.on_leader, end)
 
@@ -365,7 +374,7 @@ class GeneratorSession(Session):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
         stream.peer = f"rank {body.rank} of replica {body.replica!r}"
-        peer = Peer(stream)
+        peer = Peer(stream, lease=body.lease)
         async with admitting(peer, stream):
             (manifest,) = await manifests(stream, 1)
             hub.rank_joined(body, manifest, peer)

@@ -41,6 +41,8 @@ MAX_VALUE = 64 << 10
 # Waiting polls, because a blocking wait would hold the store client's only lock.
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+LONGEST_ATTEMPT = 2.0
+"""For one attempt to connect: who gives up waits for it to end."""
 
 # What an absent key reads as. 0xc1 is never the first byte of a msgpack document.
 _ABSENT = b"\xc1weightsync: absent"
@@ -104,20 +106,27 @@ def _tcp(host: str | None, port: int | None) -> TcpAddress | None:
 
 
 def open_store(
-    address: TcpAddress | FileAddress, *, host: bool, timeout: float
+    address: TcpAddress | FileAddress,
+    *,
+    host: bool,
+    timeout: float,
+    given_up: threading.Event | None = None,
 ) -> Store:
     """Open the store at an address; ``host`` serves it from this process.
 
     Blocks until the store is there. The store listens on exactly the address given
     (torch's own would listen on all interfaces); port 0 picks a port, see
     ``store_address``. A file is created private to the user, and left behind.
+    ``given_up`` ends the wait from another thread, as the timeout would.
 
     Raises PeerError when the address cannot be served or reached, TimedOutError when
     no store answered in time.
     """
     if isinstance(address, FileAddress):
         return _open_file(address, timeout)
-    return _host(address, timeout) if host else _join(address, timeout)
+    if host:
+        return _host(address, timeout)
+    return _join(address, timeout, given_up or threading.Event())
 
 
 def store_address(
@@ -181,17 +190,19 @@ def _listen(address: TcpAddress) -> socket.socket:
     return listener
 
 
-def _join(address: TcpAddress, timeout: float) -> Store:
+def _join(address: TcpAddress, timeout: float, given_up: threading.Event) -> Store:
     deadline = time.monotonic() + timeout
-    _await_server(address, deadline, timeout)
+    _await_server(address, deadline, timeout, given_up)
     # torch waits for ever for a server that accepts and says nothing; hence a thread
     # that can be left behind. It ends when that server closes the connection.
     result: list[Store | RuntimeError] = []
-    thread = threading.Thread(
-        target=_connect, args=(address, timeout, result), daemon=True
-    )
-    thread.start()
-    thread.join(max(deadline - time.monotonic(), 0.5))
+
+    def connect() -> None:
+        _connect(address, timeout, result)
+        given_up.set()  # wakes us; nobody else waits for it
+
+    threading.Thread(target=connect, daemon=True).start()
+    given_up.wait(max(deadline - time.monotonic(), 0.5))
     if not result:
         raise TimedOutError(
             f"something listens at {address} but no store answered within {timeout} s"
@@ -218,14 +229,15 @@ def _connect(
         result.append(store)
 
 
-def _await_server(address: TcpAddress, deadline: float, timeout: float) -> None:
+def _await_server(
+    address: TcpAddress, deadline: float, timeout: float, given_up: threading.Event
+) -> None:
     # A plain socket, because torch logs and backs off for seconds on each refusal.
     reason: OSError | None = None
-    for remaining in _polls(deadline):
+    for remaining in _polls(deadline, given_up):
+        seconds = min(max(remaining, 0.001), LONGEST_ATTEMPT)
         try:
-            with socket.create_connection(
-                (address.host, address.port), timeout=max(remaining, 0.001)
-            ):
+            with socket.create_connection((address.host, address.port), seconds):
                 return
         except OSError as error:
             reason = error
@@ -234,16 +246,16 @@ def _await_server(address: TcpAddress, deadline: float, timeout: float) -> None:
     ) from reason
 
 
-def _polls(deadline: float) -> Iterator[float]:
+def _polls(deadline: float, given_up: threading.Event | None = None) -> Iterator[float]:
     """Yield the seconds left, once at least, with growing pauses in between."""
+    ended = given_up or threading.Event()
     pause = FIRST_PAUSE
     remaining = deadline - time.monotonic()
     while True:
         yield remaining
         remaining = deadline - time.monotonic()
-        if remaining <= 0:
+        if remaining <= 0 or ended.wait(min(pause, remaining)):
             return
-        time.sleep(min(pause, remaining))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 
 

@@ -15,8 +15,10 @@ from weightsync.errors import (
     TimedOutError,
     WeightSyncError,
 )
+from weightsync.following import Following
 from weightsync.link import TrainerLink
 from weightsync.locate import named
+from weightsync.membership import Happened, TellMembership
 from weightsync.messages import (
     Accepted,
     Agree,
@@ -36,7 +38,6 @@ from weightsync.messages import (
     PushRequest,
     Put,
     PutEnded,
-    Remembered,
     Stop,
     ToTrainer,
     Verified,
@@ -44,6 +45,7 @@ from weightsync.messages import (
 )
 from weightsync.pushing import Push, PushOptions
 from weightsync.recapture import Recapture
+from weightsync.remembered import Remembered
 from weightsync.runtime import in_thread
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class TrainerRank:
         self.replicas: tuple[str, ...] = ()
         self.error: WeightSyncError | None = None
         self.accepted = anyio.Event()
+        self.following: Final = Following(peer)
         self._peer = peer
         self._tasks = tasks
         self._links: dict[int, TrainerLink] = {}
@@ -110,6 +113,7 @@ class TrainerRank:
         try:
             async with self._turn(options.timeout):
                 captured = await self._captured(state_dict, options)
+                self._check()  # nobody answers any more if this changed meanwhile
                 self._push = push = Push(number, captured)
                 self._ask(number, options, captured, deadline)
                 asked = True
@@ -138,6 +142,7 @@ class TrainerRank:
         """Tell the leader that this rank leaves, and tear all links down."""
         self._peer.post(Leaving())
         self._peer.finish()
+        self.following.end(ClosedError("the trainer is closed"))
         links, self._links = self._links, {}
         for link in links.values():
             await in_thread(link.abort)
@@ -227,7 +232,7 @@ class TrainerRank:
 
     # What the leader says
 
-    def handle(self, message: ToTrainer) -> None:  # noqa: C901, PLR0912 -- one case a message.
+    def handle(self, message: ToTrainer) -> None:  # noqa: C901, PLR0912, PLR0915 -- one case a message.
         """Act on one message; starts a task for what takes time."""
         match message:
             case Accepted():
@@ -235,6 +240,8 @@ class TrainerRank:
             case Pool():
                 self.replicas = message.replicas
                 self._notify()
+            case Happened() | TellMembership():
+                self.following.handle(message)
             case OfferLink():
                 self._offer(message)
             case FormLink():
@@ -259,6 +266,8 @@ class TrainerRank:
                 assert_never(message)
 
     def _end(self, fault: Fault | None) -> None:
+        if fault is None:
+            self.following.end(ClosedError("trainer rank 0 left"))
         left = PeerError("trainer rank 0 left")
         self._fail(left if fault is None else fault.error())
 
@@ -274,6 +283,7 @@ class TrainerRank:
         if self.error is None:
             self.error = error
         self.replicas = ()
+        self.following.end(self.error)
         self.accepted.set()
         self._notify()
         links, self._links = self._links, {}

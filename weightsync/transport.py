@@ -13,16 +13,19 @@ from weightsync.core import (
     trainer_core,
 )
 from weightsync.errors import ClosedError
+from weightsync.events import Events
 from weightsync.lease import Lease
 from weightsync.messages import Terms
 from weightsync.pushing import PushOptions
 from weightsync.runtime import in_thread
 from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
+    from weightsync.membership import Membership
     from weightsync.messages import OnBusy, Require
     from weightsync.names import Rule
     from weightsync.stats import PushReport, Update
@@ -105,6 +108,9 @@ class Trainer(Transport[TrainerSession]):
         world_size: number of trainer ranks; default likewise.
         job: distinguishes jobs that share a store.
         timeout: seconds for opening, and for calls that are given none.
+        lease: seconds without a sign of life from this process after which its peers
+            take it for dead, and it them. Signs are given whatever the program does;
+            only a process that is stopped, or holds the GIL for so long, gives none.
 
     Raises (on entering) PlanError for a rank or world size that does not fit,
     PeerError for an address that is taken, TimedOutError when rank 0 does not come.
@@ -118,8 +124,9 @@ class Trainer(Transport[TrainerSession]):
         world_size: int | None = None,
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
-        super().__init__(trainer_core(address, rank, world_size, job, timeout))
+        super().__init__(trainer_core(address, rank, world_size, job, timeout, lease))
         self._timeout = timeout
 
     @property
@@ -139,6 +146,27 @@ class Trainer(Transport[TrainerSession]):
         return await self._core.runtime.acall(
             session.rank.wait_for_replicas, count, seconds
         )
+
+    async def membership(self, *, timeout: float | None = None) -> Membership:
+        """Return who is in the job now, as the leader (trainer rank 0) knows it.
+
+        Raises TimedOutError, PeerError where the trainers failed.
+        """
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        return await self._core.runtime.acall(session.rank.following.ask, seconds)
+
+    def events(self, *, after: int | None = None) -> Events:
+        """Return an async iterator over membership events.
+
+        Who joined, left or failed, and why: the same on every trainer rank, in the same
+        order, under the same numbers. It begins now, or ``after`` an event's number: 0,
+        or that of a ``membership``, so that nothing is missed in between. The last 1024
+        events are remembered; a gap in the numbers shows that older ones are forgotten.
+        """
+        following = self._core.session.rank.following
+        number = following.number if after is None else after
+        return Events(self._core.runtime, following, number)
 
     async def push(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
@@ -224,6 +252,9 @@ class Generator(Transport[GeneratorSession]):
             of, as where q, k and v are pushed and the engine has them in one tensor.
         job: distinguishes jobs that share a store.
         timeout: seconds for opening, and for calls that are given none.
+        lease: seconds without a sign of life from this process after which its peers
+            take it for dead, and it them. Signs are given whatever the program does;
+            only a process that is stopped, or holds the GIL for so long, gives none.
 
     Raises PlanError, DtypeError or UnsupportedError for tensors that cannot be received
     into, and PlanError for rules that do not fit them; on entering, PlanError for a
@@ -242,9 +273,19 @@ class Generator(Transport[GeneratorSession]):
         names: Sequence[Rule] = (),
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
         core, self._tensors = generator_core(
-            address, state_dict, replica, rank, world_size, mode, names, job, timeout
+            address,
+            state_dict,
+            replica,
+            rank,
+            world_size,
+            mode,
+            names,
+            job,
+            timeout,
+            lease,
         )
         super().__init__(core)
         self._timeout = timeout

@@ -105,8 +105,25 @@ def close(*children: Child) -> float:
     return time.monotonic() - started
 
 
+async def sleep_through(seconds: float) -> None:
+    """Block the caller's thread and its event loop, with the GIL released."""
+    time.sleep(seconds)  # noqa: ASYNC251 -- blocking is the point.
+
+
+async def spin_through(seconds: float) -> None:
+    """Block the caller's thread and its event loop by computing."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
 async def trainer(
-    control: Control, address: str, rank: int, world_size: int, numel: int
+    control: Control,
+    address: str,
+    rank: int,
+    world_size: int,
+    numel: int,
+    lease: float = 10.0,
 ) -> None:
     """A trainer rank that pushes its part of ``w``, every byte of it the version."""
     part = numel // world_size
@@ -117,12 +134,22 @@ async def trainer(
         source.fill_(version)
         return await transport.push({"w": shard}, version=version, **options)
 
+    async def replicas() -> tuple[str, ...]:
+        return transport.replicas
+
     async with weightsync.Trainer(
-        address, rank=rank, world_size=world_size, timeout=20
+        address, rank=rank, world_size=world_size, timeout=20, lease=lease
     ) as transport:
         control.say("open")
         await serve(
-            control, {"push": push, "wait_for_replicas": transport.wait_for_replicas}
+            control,
+            {
+                "push": push,
+                "replicas": replicas,
+                "sleep_through": sleep_through,
+                "spin_through": spin_through,
+                "wait_for_replicas": transport.wait_for_replicas,
+            },
         )
 
 
@@ -134,6 +161,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     world_size: int,
     numel: int,
     mode: Literal["staged", "swap", "inplace"] = "staged",
+    lease: float = 10.0,
 ) -> None:
     """A generator rank that holds ``w``; may kill a process at its first new byte."""
     weight = torch.full((numel,), SENTINEL, dtype=torch.uint8)
@@ -163,6 +191,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
         world_size=world_size,
         mode=mode,
         timeout=20,
+        lease=lease,
     ) as transport:
         control.say("open")
         await serve(
@@ -171,5 +200,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
                 "receive": receive,
                 "held": held,
                 "kill_at_first_byte": kill_at_first_byte,
+                "sleep_through": sleep_through,
+                "spin_through": spin_through,
             },
         )

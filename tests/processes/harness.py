@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -27,6 +28,9 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.tensor.parallel",
         "weightsync",
         "weightsync.backend",
+        "weightsync.blocking",
+        "weightsync.transport",
+        "anyio._backends._asyncio",
     ]
 )
 
@@ -89,13 +93,17 @@ class Child:
         assert self._process.pid is not None
         return self._process.pid
 
+    def fileno(self) -> int:
+        """Let ``multiprocessing.connection.wait`` wait for what the child says."""
+        return self._line.fileno()
+
     def say(self, what: object) -> None:
         """Tell the child something."""
         self._line.send(what)
 
     def hear(self, timeout: float = 30.0) -> Any:
         """Return the next thing that the child says; raises what it raised."""
-        kind, what = self._next(timeout)
+        kind, what = self.next(timeout)
         if kind != "said":
             raise ChildError(f"{self.name} returned {what!r} instead of speaking")
         return what
@@ -103,10 +111,24 @@ class Child:
     def result(self, timeout: float = 30.0) -> Any:
         """Return what the child's function returned; raises what it raised."""
         while True:
-            kind, what = self._next(timeout)
+            kind, what = self.next(timeout)
             if kind == "returned":
                 self._process.join(timeout)
                 return what
+
+    def next(self, timeout: float) -> tuple[str, Any]:
+        """Return "said" or "returned", and what; raises what the child raised."""
+        if not self._line.poll(timeout):
+            raise TimeoutError(f"{self.name} said nothing for {timeout} s")
+        try:
+            kind, what = self._line.recv()
+        except (EOFError, ConnectionResetError):  # the latter where we wrote last
+            self._process.join(5)
+            code = self._process.exitcode
+            raise ChildError(f"{self.name} ended with exit code {code}") from None
+        if kind == "raised":
+            raise ChildError(f"{self.name} raised:\n{what}")
+        return kind, what
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal; SIGKILL by default."""
@@ -119,24 +141,12 @@ class Child:
 
     def end(self) -> None:
         """Kill it if it still runs."""
-        if self._process.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may end by itself at this moment
+            if self._process.is_alive():
+                os.kill(self.pid, signal.SIGKILL)
         self._process.join(10)
         self._line.close()
         self._process.close()
-
-    def _next(self, timeout: float) -> tuple[str, Any]:
-        if not self._line.poll(timeout):
-            raise TimeoutError(f"{self.name} said nothing for {timeout} s")
-        try:
-            kind, what = self._line.recv()
-        except EOFError:
-            self._process.join(5)
-            code = self._process.exitcode
-            raise ChildError(f"{self.name} ended with exit code {code}") from None
-        if kind == "raised":
-            raise ChildError(f"{self.name} raised:\n{what}")
-        return kind, what
 
 
 class Processes:

@@ -20,8 +20,9 @@ from tests.processes.rig import SECONDS, open_job, until_pending
 from weightsync.casting import HALF_BYTES
 from weightsync.epoch import Mode
 from weightsync.link import GeneratorLink, Link, TrainerLink
-from weightsync.messages import Expect, FormLink, Layout, Put, Remembered
+from weightsync.messages import Expect, FormLink, Layout, Put
 from weightsync.plan import slot_layout
+from weightsync.remembered import Remembered
 from weightsync.slots import Slots
 from weightsync.spec import Box, Manifest, TensorSpec
 from weightsync.together import Together

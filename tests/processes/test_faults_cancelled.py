@@ -258,3 +258,21 @@ def test_a_transport_that_is_left_by_a_cancellation_closes_everything(
         assert after.threads - before.threads <= 2
 
     anyio.run(main, backend=backend)
+
+
+@both_backends
+def test_opening_is_cancelled_at_once_where_no_store_answers(
+    backend: str, address: str
+) -> None:
+    async def main() -> float:
+        started = anyio.current_time()
+        with anyio.move_on_after(0.2):
+            async with weightsync.Generator(
+                address, {"w": torch.zeros(4)}, replica="gen", rank=0, timeout=30
+            ):
+                pass
+        return anyio.current_time() - started
+
+    seconds = anyio.run(main, backend=backend)
+
+    assert seconds < 5.0

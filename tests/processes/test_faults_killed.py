@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+import weightsync
 from tests.processes import driven
 from tests.processes.driven import MIB, SENTINEL, Held, ask, call
 
@@ -162,3 +166,76 @@ def test_a_killed_trainer_rank_ends_the_job_and_is_named_everywhere(
 
     assert driven.close(*alive) < 5.0
     assert before == driven.in_shared_memory()
+
+
+class _Gate(tuple[str, ...]):
+    """Patterns; whoever asks for them waits, as for the capture of large tensors."""
+
+    __slots__ = ()
+    reached = threading.Event()
+    opened = threading.Event()
+
+    def __iter__(self) -> Any:
+        self.reached.set()
+        assert self.opened.wait(20)
+        return super().__iter__()
+
+
+def test_a_push_that_is_being_prepared_when_the_leader_dies_ends_at_once(
+    processes: Processes, address: str
+) -> None:
+    leader = processes.start(driven.trainer, address, 0, 2, 8)
+    outcome: list[object] = []
+
+    def push() -> None:
+        try:
+            transport.push({"w": torch.zeros(4)}, ignore=_Gate(["other"]), timeout=10)
+        except weightsync.WeightSyncError as error:
+            outcome.append(error)
+
+    with weightsync.blocking.Trainer(address, rank=1, world_size=2) as transport:
+        assert leader.hear() == "open"
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        assert _Gate.reached.wait(20)
+        leader.kill()
+        with pytest.raises(weightsync.PeerError):
+            transport.wait_for_replicas(1)
+        started = time.monotonic()
+        _Gate.opened.set()
+        pushing.join(20)
+
+    assert [weightsync.PeerError] == [type(error) for error in outcome]
+    assert "trainer rank 1 lost the leader" in str(outcome[0])
+    assert time.monotonic() - started < 5
+
+
+def test_in_place_a_version_that_came_without_a_word_leaves_none(
+    processes: Processes, address: str
+) -> None:
+    """Rank 0 of the replica dies with the word of a version that is being put."""
+    trainer = processes.start(driven.trainer, address, 0, 1, MIB)
+    pair = [
+        processes.start(driven.generator, address, "pair", rank, 2, MIB, "inplace")
+        for rank in range(2)
+    ]
+    for child in (trainer, *pair):
+        assert child.hear() == "open"
+    assert call(trainer, "wait_for_replicas", count=1).kind == "ok"
+    for generator in pair:
+        ask(generator, "receive", timeout=20)
+    assert call(trainer, "push", version=1, timeout=20).kind == "ok"
+    assert [1, 1] == [generator.hear().value.version for generator in pair]
+    for generator in pair:
+        ask(generator, "receive", timeout=20)
+    time.sleep(0.2)  # until they have opened their slots, which nobody can see
+    pair[0].kill(signal.SIGSTOP)
+    pushed = call(trainer, "push", version=2, timeout=1)
+    pair[0].kill()
+    received = pair[1].hear()
+    held = call(pair[1], "held").value
+
+    assert "TimedOutError" == pushed.kind
+    assert "PeerError" == received.kind
+    assert Held(None, 2) == held
+    assert driven.close(trainer, pair[1]) < 5.0

@@ -173,6 +173,35 @@ def test_a_stopped_leader_times_the_other_rank_out(
     assert driven.close(trainers[0]) < 5.0
 
 
+def test_a_receive_in_place_ends_in_time_beside_a_stopped_leader(
+    processes: Processes, address: str
+) -> None:
+    trainer = processes.start(driven.trainer, address, 0, 1, MIB)
+    generator = processes.start(driven.generator, address, "gen", 0, 1, MIB, "inplace")
+    for child in (trainer, generator):
+        assert child.hear() == "open"
+    assert call(trainer, "wait_for_replicas", count=1).kind == "ok"
+    ask(generator, "receive", timeout=20)
+    assert call(trainer, "push", version=1, timeout=20).kind == "ok"
+    assert generator.hear().kind == "ok"
+    ask(generator, "receive", timeout=0.5)
+    time.sleep(0.2)  # until it has opened its slot, which nobody can see
+    trainer.kill(signal.SIGSTOP)
+    for seconds in (0.5, 0.1):
+        outcome = generator.hear()
+
+        assert "TimedOutError" == outcome.kind
+        assert outcome.seconds < seconds + GRACE
+
+        ask(generator, "receive", timeout=0.1 if seconds == 0.5 else 20)
+    trainer.kill(signal.SIGCONT)
+
+    assert "ok" == call(trainer, "push", version=2, timeout=20).kind
+    assert 2 == generator.hear().value.version
+    assert Held(2, 2) == call(generator, "held").value
+    assert driven.close(trainer, generator) < 5.0
+
+
 def test_a_close_beside_stopped_peers_ends_soon(
     processes: Processes, address: str
 ) -> None:

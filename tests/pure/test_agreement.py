@@ -11,7 +11,6 @@ from tests.pure.leading import Leader, Line, MakePeer, manifest
 from weightsync.errors import PeerError
 from weightsync.hub import Hub
 from weightsync.messages import (
-    REMEMBERED,
     Agree,
     Agreed,
     DropLink,
@@ -21,12 +20,14 @@ from weightsync.messages import (
     Layout,
     PushEnded,
     Put,
+    PutEnded,
     RankHello,
     Terms,
     Verified,
     Verify,
 )
 from weightsync.peer import MessageStream, Peer, local_pair
+from weightsync.remembered import REMEMBERED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -171,12 +172,36 @@ async def test_a_rank_that_cannot_plan_fails_its_replica_only(leader: Leader) ->
     fault = Fault("PeerError", "MemoryError: none left")
     message = Agreed(replicas[1].link, asked[1].number, bytes(16), fault)
     leader.members.agreed(replicas[1], 1, message)
+    leader.timers.pop()()
     leader.answer(replicas[0], asked[0], ONE, TWO, THREE)
     leader.deliver(replicas[0])
     ended = await leader.trainers[0].next(PushEnded)
 
     assert ("good",) == ended.report.delivered
     assert "trainer rank 1: MemoryError" in ended.report.failed["bad"]
+
+
+@pytest.mark.parametrize("step", ["plan", "put"])
+async def test_who_leaves_is_skipped_though_trainers_find_it_gone_first(
+    leader: Leader, step: str
+) -> None:
+    replica = leader.join("g")
+    leader.members.credited(replica, 0)
+    leader.push(manifest("w"))
+    asked = await leader.lines["g"].next(Agree)
+    gone = Fault("PeerError", "generator rank 0 (process 7) left the group")
+    if step == "plan":
+        message = Agreed(replica.link, asked.number, bytes(16), gone)
+        leader.members.agreed(replica, 0, message)
+    else:
+        leader.answer(replica, asked, ONE, TWO, THREE)
+        leader.pushes.put_ended(0, PutEnded(replica.link, 1, (), gone))
+    leader.members.drop(replica, PeerError("it left"), clean=True)
+    leader.timers.pop()()
+    ended = await leader.trainers[0].next(PushEnded)
+
+    assert ended.fault is None
+    assert ("g",) == ended.report.skipped
 
 
 async def test_a_replica_that_goes_while_ranks_plan_is_reported(leader: Leader) -> None:

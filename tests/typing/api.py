@@ -26,6 +26,19 @@ async def trainer(module: nn.Module) -> None:
         assert_type(report.version, int)
         assert_type(report.replicas["gen-0"].reason, str)
         assert_type(report.delivered, tuple[str, ...])
+        membership = await transport.membership(timeout=1.0)
+        assert_type(membership, weightsync.Membership)
+        assert_type(membership.replicas["gen-0"], weightsync.ReplicaMember)
+        assert_type(membership.replicas["gen-0"].push, weightsync.LastPush | None)
+        async for event in transport.events(after=membership.number):
+            assert_type(event, weightsync.MembershipEvent)
+
+
+async def observer() -> None:
+    async with weightsync.Observer("tcp://h:1", job="a", lease=5.0) as observer:
+        assert_type(await observer.membership(), weightsync.Membership)
+        async for event in observer.events(after=0):
+            assert_type(event.reason, str)
 
 
 async def generator(module: nn.Module) -> None:
@@ -47,6 +60,10 @@ async def generator(module: nn.Module) -> None:
 def blocking(module: nn.Module) -> None:
     with weightsync.blocking.Trainer("tcp://h:1") as trainer:
         assert_type(trainer.push(module.state_dict()), weightsync.PushReport)
+        for event in trainer.events():
+            assert_type(event, weightsync.MembershipEvent)
+    with weightsync.blocking.Observer("tcp://h:1") as observer:
+        assert_type(observer.membership(), weightsync.Membership)
     shard = weightsync.Shard(torch.zeros(2), global_shape=(4,), offsets=(2,))
     with weightsync.blocking.Generator("tcp://h:1", {"w": shard}) as generator:
         for update in generator:

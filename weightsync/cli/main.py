@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "plan": "who sends what to whom",
     "emulate": "a program on emulated GPUs",
     "doctor": "what is in use here",
+    "pool": "who is in a running job",
     "trace": "on which operation and rank a job is stuck",
 }
 """Each is a module of this package, which is imported when its command is given."""

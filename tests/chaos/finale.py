@@ -1,0 +1,143 @@
+"""How every scenario ends: a last version for all who are left, and nothing remains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.chaos.stage import GRACE, ChaosError, Stage
+from tests.chaos.words import CLOSE_SECONDS, OPEN_SECONDS
+
+if TYPE_CHECKING:
+    from tests.chaos.cast import Process, Push, Replica
+    from tests.chaos.stage import Job
+    from tests.chaos.words import Census
+
+LAST_SECONDS = 10.0
+"""Timeout of the last push: nobody is frozen any more."""
+
+SLACK = 3
+"""Descriptors and threads that may be open for a moment."""
+
+
+def finish(stage: Stage) -> None:
+    """Push once more to all who are left, let all go, and look what stays."""
+    job = stage.job
+    if job is not None:
+        untouched = [replica for replica in stage.replicas if replica.untouched]
+        _gather(stage, job, untouched)
+        push = stage.push(LAST_SECONDS)
+        if push is not None:
+            _all_have(stage, push, untouched)
+    _broken_ones_end(stage)
+    _let_go(stage)
+    if job is not None:
+        _trainers_are_as_before(stage, job)
+        for rank in job.ranks:
+            rank.end("close")
+    limit = CLOSE_SECONDS + GRACE
+    everyone = stage.everyone
+    stage.must(lambda: all(p.over for p in everyone), limit, "end all processes")
+
+
+def _gather(stage: Stage, job: Job, untouched: list[Replica]) -> None:
+    """Wait until the pool has every replica that nothing happened to."""
+    stage.must(lambda: job.opened, OPEN_SECONDS + GRACE, "open all trainer ranks")
+    stage.finish_push()
+    wanted = {replica.name for replica in untouched}
+
+    def joined() -> bool:
+        names = set(_ask_replicas(stage, job.ranks[0]))
+        return wanted <= names and all(replica.opened for replica in untouched)
+
+    stage.must(joined, OPEN_SECONDS, f"take {sorted(wanted)} into the pool")
+
+
+def _ask_replicas(stage: Stage, rank: Process) -> tuple[str, ...]:
+    before = len(rank.replicas)
+    rank.say("replicas")
+    stage.must(lambda: len(rank.replicas) > before, GRACE, "name the replicas")
+    return rank.replicas[-1]
+
+
+def _all_have(stage: Stage, push: Push, untouched: list[Replica]) -> None:
+    """Who is reported to have the last version receives it, and nothing has grown."""
+    call = push.calls[0]
+    if untouched and call.kind != "ok":
+        raise ChaosError(f"the last push failed: {call}")
+    names = call.report.delivered if call.report else ()
+    last = {replica.name: replica for replica in stage.replicas}
+    having = [last[name] for name in names if last[name].marks <= {"frozen"}]
+    for process in (rank for replica in having for rank in replica.processes):
+        stage.must(
+            lambda p=process: p.versions[-1:] == [push.version],
+            GRACE,
+            f"let {process} have version {push.version}",
+        )
+        first = _count(stage, process, 0)
+        process.say("census")
+        _must_be_flat(process, first, _count(stage, process, 1))
+
+
+def _count(stage: Stage, process: Process, index: int) -> Census:
+    stage.must(lambda: len(process.census) > index, GRACE, f"count what {process} has")
+    return process.census[index]
+
+
+def _must_be_flat(process: Process, first: Census, last: Census) -> None:
+    grown = (
+        last.descriptors > first.descriptors + SLACK
+        or last.threads > first.threads + SLACK
+        or last.segments > first.segments
+    )
+    if grown:
+        raise ChaosError(f"{process} had {first} and has {last}")
+
+
+def _broken_ones_end(stage: Stage) -> None:
+    """Who has joined and lost a rank of its replica ends by itself, and says so."""
+    for replica in stage.replicas:
+        if replica.marks == {"killed"} and replica.opened:
+            for process in replica.processes:
+                if process.alive:
+                    what = f"let {process} end without its other rank"
+                    stage.must(lambda p=process: p.closed, 2 * GRACE, what)
+
+
+def _let_go(stage: Stage) -> None:
+    everyone = [p for replica in stage.replicas for p in replica.processes]
+    for process in everyone:
+        process.end("leave")
+    limit = CLOSE_SECONDS + GRACE
+    stage.must(lambda: all(p.over for p in everyone), limit, "close the generators")
+
+
+def _trainers_are_as_before(stage: Stage, job: Job) -> None:
+    """Without replicas trainer ranks have no more open than when they had opened."""
+    for rank in job.ranks:
+        what = f"let {rank} forget the replicas"
+        stage.must(lambda r=rank: not _ask_replicas(stage, r), GRACE, what)
+
+        def flat(rank: Process = rank) -> bool:
+            index = len(rank.census)
+            rank.say("census")
+            last, first = _count(stage, rank, index), rank.census[0]
+            return (
+                last.segments == 0
+                and last.descriptors <= first.descriptors + SLACK
+                and last.threads <= first.threads + SLACK
+            )
+
+        if not stage.pump(flat, GRACE):
+            raise ChaosError(f"{rank} had {rank.census[0]} and has {rank.census[-1]}")
+    _keys_are_few(stage, job)
+
+
+def _keys_are_few(stage: Stage, job: Job) -> None:
+    """The store has the leader, and a hub for each name: nothing that grows."""
+    names = {replica.name for replica in stage.replicas}
+    allowed = {f"replica/{name}" for name in names} | {"leader"}
+    prefix = "weightsync/default/"
+    ours = [key for key in job.ranks[0].census[-1].keys if prefix in key]
+    found = {key.partition(prefix)[2] for key in ours}
+    if not found <= allowed or len(ours) > len(found):
+        raise ChaosError(f"keys of the store: {job.ranks[0].census[-1].keys}")

@@ -1,0 +1,341 @@
+"""Carries a scenario out: starts and strikes processes, and lets trainers push."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
+
+from tests.chaos.cast import Process, Push, Replica
+from tests.chaos.ranks import Place, generator, trainer
+from tests.chaos.scenario import (
+    FROZEN_PUSH_SECONDS,
+    PUSH_SECONDS,
+    Freeze,
+    FreezeTrainer,
+    Join,
+    Kill,
+    KillTrainer,
+    Leave,
+    Start,
+)
+from tests.chaos.words import CLOSE_SECONDS, OPEN_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.chaos.engines import Engine
+    from tests.chaos.scenario import Action, Scenario, Step
+    from tests.processes.harness import Processes
+
+GRACE = 3.0
+PAUSE = 0.02
+LONG_PAUSE = 0.1
+"""Between two pushes, and where nobody is in the pool: so that there are enough
+versions, and not more than the bytes can tell apart."""
+
+
+class ChaosError(AssertionError):
+    """Something that must not happen has happened."""
+
+
+class Job:
+    """The trainer ranks of one start, and their pushes."""
+
+    def __init__(self, ranks: list[Process]) -> None:
+        self.ranks = ranks
+        self.pushes: list[Push] = []
+        self.victim: int | None = None
+
+    @property
+    def opened(self) -> bool:
+        return all(rank.opened for rank in self.ranks)
+
+    @property
+    def pushing(self) -> Push | None:
+        """The push under way."""
+        last = self.pushes[-1] if self.pushes else None
+        return None if last is None or last.over else last
+
+    def disturb(self) -> None:
+        """A trainer rank is struck: what pushes now may fail for it."""
+        if self.pushes:
+            self.pushes[-1].disturbed = True
+
+
+class Stage:
+    """The processes of one scenario."""
+
+    def __init__(
+        self, scenario: Scenario, engine: Engine, processes: Processes, address: str
+    ) -> None:
+        self.replicas: list[Replica] = []
+        self.jobs: list[Job] = []
+        self.log: list[str] = []
+        self._scenario = scenario
+        self._engine = engine
+        self._start_process = processes.start
+        self._address = address
+        self._began = time.monotonic()
+        self._version = 0
+        self._paused = False
+        self._next_push = 0.0
+
+    # What all scenarios have in common
+
+    def play(self) -> None:
+        """Carry out every step at its moment."""
+        for step in self._scenario.steps:
+            self._await_moment(step)
+            self.note(f"{step.moment}: {step.action}")
+            self._act(step.action)
+            self._paused = False
+        self.must(lambda: not self._frozen, 10.0, "go on after having been stopped")
+
+    def note(self, what: str) -> None:
+        """Remember for the case of a failure."""
+        self.log.append(f"{time.monotonic() - self._began:7.3f} {what}")
+
+    @property
+    def job(self) -> Job | None:
+        """The trainers that are at work."""
+        last = self.jobs[-1] if self.jobs else None
+        return None if last is None or last.victim is not None else last
+
+    @property
+    def everyone(self) -> list[Process]:
+        """All processes so far."""
+        found = [rank for job in self.jobs for rank in job.ranks]
+        return found + [rank for replica in self.replicas for rank in replica.processes]
+
+    # Time
+
+    def pump(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Let things happen until a condition holds; False if it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._turn(min(left, 0.01))
+        return True
+
+    def must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """``pump``, but it is a failure if the condition does not hold in time."""
+        if not self.pump(condition, seconds):
+            raise ChaosError(f"did not {what} within {seconds:.1f} s")
+
+    def _turn(self, seconds: float) -> None:
+        for process in self._frozen:
+            if time.monotonic() >= (process.frozen_until or 0.0):
+                self.note(f"{process} goes on")
+                process.thaw()
+        self._push_if_due()
+        listening = [process for process in self.everyone if not process.over]
+        for process in wait(listening, seconds):
+            self._take(process)
+
+    def _take(self, process: Process) -> None:
+        before = len(process.calls)
+        process.take()
+        for call in process.calls[before:]:
+            if call.kind != "TimedOutError" or call.name != "receive":
+                version = "" if call.version is None else f" {call.version}"
+                found = call.report.replicas if call.report else ""
+                self.note(
+                    f"{process} {call.name}{version}: {call.kind} {call.text} {found}"
+                )
+            if call.name == "receive" and len(process.versions) == 1:
+                process.count_once()
+
+    @property
+    def _frozen(self) -> list[Process]:
+        return [p for p in self.everyone if p.alive and p.frozen_until is not None]
+
+    def _await_moment(self, step: Step) -> None:
+        job = self.job
+        if job is not None and step.moment in {"between", "during"}:
+            self.must(
+                lambda: self._settled(job), OPEN_SECONDS + GRACE, "be in the pool"
+            )
+            self.finish_push()
+            if step.moment == "during":
+                freezing = isinstance(step.action, Freeze)
+                self._begin_push(job, FROZEN_PUSH_SECONDS if freezing else None)
+        elif step.moment == "forming":
+            ranks = self.replicas[-1].processes
+            self.must(lambda: any(r.doing for r in ranks), OPEN_SECONDS, "start")
+        self.pump(lambda: False, step.delay)
+
+    # Pushes
+
+    def finish_push(self) -> None:
+        """Return when no push is under way, and let none begin."""
+        self._paused = True
+        job = self.job
+        if job is None:
+            return
+        limit = PUSH_SECONDS + 2 * GRACE + sum(r.frozen_seconds for r in job.ranks)
+        self.must(lambda: job.pushing is None, limit, "end a push")
+
+    def push(self, seconds: float) -> Push | None:
+        """Push once; None without trainers that could."""
+        job = self.job
+        if job is None:
+            return None
+        self.finish_push()
+        push = self._begin_push(job, seconds)
+        self.must(lambda: push.over, seconds + 2 * GRACE, "end the last push")
+        return push
+
+    def _settled(self, job: Job) -> bool:
+        """Whether everybody got a version whom nothing has happened to yet."""
+        names = {replica.name for replica in self._members(job)}
+        untouched = [replica.name for replica in self.replicas if replica.untouched]
+        return job.opened and names >= set(untouched)
+
+    def _push_if_due(self) -> None:
+        job = self.job
+        if job is None or self._paused or not job.opened or job.pushing is not None:
+            return
+        if time.monotonic() >= self._next_push:
+            self._begin_push(job)
+
+    def _begin_push(self, job: Job, seconds: float | None = None) -> Push:
+        self._version += 1
+        if seconds is None:
+            seconds = FROZEN_PUSH_SECONDS if self._frozen else PUSH_SECONDS
+        push = Push(self._version, job.ranks, seconds)
+        push.disturbed = any(rank.frozen_until is not None for rank in job.ranks)
+        job.pushes.append(push)
+        for rank in job.ranks:
+            rank.say((push.version, seconds))
+        empty = self._version > 1 and not self._members(job)
+        self._next_push = time.monotonic() + (LONG_PAUSE if empty else PAUSE)
+        return push
+
+    # Actions
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(ranks):
+                self._start(ranks)
+            case Join():
+                self._join(action)
+            case Leave(number):
+                self._leave(self.replicas[number])
+            case Kill(number, rank):
+                self.replicas[number].marks.add("killed")
+                self.replicas[number].processes[rank].kill()
+            case Freeze(number, rank, seconds):
+                self.replicas[number].marks.add("frozen")
+                self.replicas[number].processes[rank].freeze(seconds)
+            case KillTrainer(rank):
+                self._kill_trainer(rank)
+            case FreezeTrainer(rank, seconds):
+                self._freeze_trainer(rank, seconds)
+
+    def _place(self, rank: int, world: int) -> Place:
+        device = self._engine.device
+        return Place(self._address, rank, world, self._scenario.rows, device)
+
+    def _start(self, world: int) -> None:
+        ranks = []
+        for rank in range(world):
+            name = f"trainer-{len(self.jobs)}-{rank}"
+            child = self._start_process(trainer, self._place(rank, world), name=name)
+            ranks.append(Process(child))
+        self.jobs.append(Job(ranks))
+
+    def _join(self, join: Join) -> None:
+        self._end_others(join.name)
+        ranks = []
+        for rank in range(join.ranks):
+            place = self._place(rank, join.ranks)
+            seconds = self._scenario.receive_seconds
+            name = f"{join.name}#{join.replica}-{rank}"
+            arguments = (place, join.name, join.mode, seconds)
+            child = self._start_process(generator, *arguments, name=name)
+            ranks.append(Process(child))
+        self.replicas.append(Replica(join, ranks, set()))
+
+    def _end_others(self, name: str) -> None:
+        """Whoever starts a replica again has ended what still tried to join for it."""
+        others = [
+            r
+            for replica in self.replicas
+            for r in replica.processes
+            if replica.name == name
+        ]
+        trying = [rank for rank in others if rank.alive and not rank.opened]
+        for rank in trying:
+            rank.end("leave")
+        limit = CLOSE_SECONDS + GRACE + sum(rank.frozen_seconds for rank in trying)
+        for rank in trying:
+            self.must(lambda r=rank: r.over, limit, f"end {rank}, which tries to open")
+
+    def _leave(self, replica: Replica) -> None:
+        replica.marks.add("left")
+        for process in replica.processes:
+            process.end("leave")
+
+    def _freeze_trainer(self, rank: int, seconds: float) -> None:
+        job = self.job
+        if job is not None:
+            job.disturb()
+            job.ranks[rank].freeze(seconds)
+
+    def _kill_trainer(self, rank: int) -> None:
+        job = self.job
+        if job is None:
+            return
+        self.must(lambda: job.opened, OPEN_SECONDS + GRACE, "open all trainer ranks")
+        members = self._members(job)
+        job.disturb()
+        job.victim = rank
+        job.ranks[rank].kill()
+        self._end_job(job, members)
+
+    def _members(self, job: Job) -> list[Replica]:
+        """The untouched replicas that got the last version: they are in the pool."""
+        reports = [c.report for push in job.pushes for c in push.calls.values()]
+        report = next((r for r in reversed(reports) if r is not None), None)
+        names = () if report is None else report.delivered
+        return [
+            r for r in self.replicas if r.untouched and r.received and r.name in names
+        ]
+
+    def _end_job(self, job: Job, members: list[Replica]) -> None:
+        """All end that were in the job, in time, and know who was killed."""
+        for replica in self.replicas:
+            replica.marks.add("orphaned")
+        survivors = [rank for rank in job.ranks if rank.alive]
+        self._end_pushes(job, survivors)
+        ranks = [rank for replica in members for rank in replica.processes]
+        for rank in ranks:
+            self.must(
+                lambda r=rank: r.closed, 2 * GRACE, f"end {rank} with its trainers"
+            )
+            self._must_name(rank, "receive", f"trainer rank {job.victim}")
+        for rank in survivors:
+            self._must_name(rank, "push", f"trainer rank {job.victim}")
+            rank.end("close")
+            self.must(lambda r=rank: r.over, CLOSE_SECONDS + GRACE, f"close {rank}")
+
+    def _end_pushes(self, job: Job, survivors: list[Process]) -> None:
+        """A push that was over before the death is followed by one that is not."""
+        limit = (
+            PUSH_SECONDS + 2 * GRACE + sum(rank.frozen_seconds for rank in survivors)
+        )
+        what = "end the push of a killed trainer rank"
+        self.must(lambda: job.pushing is None, limit, what)
+        who = f"trainer rank {job.victim}"
+        calls = [rank.call("push") for rank in survivors]
+        if any(call is None or who not in call.text for call in calls):
+            push = self._begin_push(job)
+            self.must(lambda: push.over, limit, what)
+
+    def _must_name(self, process: Process, name: str, who: str) -> None:
+        call = process.call(name)
+        if call is None or call.kind != "PeerError" or who not in call.text:
+            raise ChaosError(f"{process} does not name {who}: {call}")

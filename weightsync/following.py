@@ -1,0 +1,92 @@
+"""Following a job: the membership and its events, over a channel to the leader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from weightsync.errors import TimedOutError, WeightSyncError
+from weightsync.membership import (
+    AskMembership,
+    EventLog,
+    Happened,
+    Membership,
+    MembershipEvent,
+    TellMembership,
+)
+
+if TYPE_CHECKING:
+    from weightsync.peer import Peer
+
+
+class Following:
+    """What one party knows of the members. Runs in the loop of its runtime.
+
+    Only ``number`` may be read by other threads.
+    """
+
+    def __init__(self, leader: Peer) -> None:
+        self._leader = leader
+        self._log = EventLog()
+        self._asked = 0
+        self._answers: dict[int, Membership | None] = {}
+        self._changed = anyio.Event()
+        self._error: WeightSyncError | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the last event that is known here."""
+        return self._log.number
+
+    async def ask(self, timeout: float) -> Membership:
+        """Return the membership as the leader knows it now.
+
+        Raises TimedOutError, or why there will be no answer.
+        """
+        self._asked += 1
+        number = self._asked
+        self._answers[number] = None
+        self._leader.post(AskMembership(number))
+        try:
+            with anyio.move_on_after(timeout):
+                return await self._answer(number)
+        finally:
+            del self._answers[number]
+        raise TimedOutError(f"{self._leader.name} did not answer within {timeout} s")
+
+    async def _answer(self, number: int) -> Membership:
+        while (answer := self._answers[number]) is None:
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+        return answer
+
+    async def next(self, number: int) -> MembershipEvent:
+        """Return the first event after a number; wait for it where there is none yet.
+
+        Raises why there will be no more, after all that came before.
+        """
+        while (event := self._log.after(number)) is None:
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+        return event
+
+    def handle(self, message: Happened | TellMembership) -> None:
+        """Act on what the leader says."""
+        if isinstance(message, Happened):
+            self._log.extend(message.events)
+        elif message.number in self._answers:
+            self._answers[message.number] = message.membership
+        self._notify()
+
+    def end(self, error: WeightSyncError) -> None:
+        """There will be nothing more, for this reason; the first counts."""
+        if self._error is None:
+            self._error = error
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,161 @@
+"""Who is in a job, who came and went, and the messages that tell it: plain values."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from weightsync.stats import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+REASON_LIMIT: Final = 4096
+"""Characters of a reason; it is remembered and goes to everybody."""
+
+REMEMBERED_EVENTS: Final = 1024
+"""So many events are remembered, by the leader and by whoever follows it."""
+
+Role = Literal["trainer", "replica"]
+State = Literal["joining", "active"]
+Kind = Literal["joined", "left", "failed"]
+
+
+class LastPush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the last push did to a replica, and how many seconds ago it ended there."""
+
+    version: int
+    status: Status
+    reason: str
+    ago: float
+
+
+class TrainerMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trainer rank; all times in seconds.
+
+    ``silent`` since its last sign of life, ``age`` since it joined. Rank 0 is the
+    leader itself and has no ``lease``.
+    """
+
+    rank: int
+    lease: float | None
+    silent: float
+    age: float
+
+
+class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica with this many ``ranks``; all times in seconds.
+
+    ``joining`` until its link is formed, then ``active``: pushes go to it. ``version``
+    is the last that is whole on all of its ranks; None before the first. ``lease`` and
+    ``silent`` (since its last sign of life) are of its rank 0, which watches over the
+    others. ``age`` counts from when it joined.
+    """
+
+    name: str
+    ranks: int
+    mode: Literal["staged", "swap", "inplace"]
+    state: State
+    version: int | None
+    push: LastPush | None
+    lease: float | None
+    silent: float
+    age: float
+
+
+class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is in the job at one moment, as the leader (trainer rank 0) knows it.
+
+    ``trainers`` are those of ``world_size`` ranks that have joined; ``version`` is the
+    last that any replica was delivered; ``number`` is that of the last event before.
+    """
+
+    number: int
+    world_size: int
+    version: int | None
+    trainers: tuple[TrainerMember, ...]
+    replicas: dict[str, ReplicaMember]
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the replicas that the next push goes to."""
+        found = self.replicas.values()
+        return tuple(replica.name for replica in found if replica.state == "active")
+
+
+class MembershipEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One change: who joined, left, or failed for which reason.
+
+    ``number`` counts all events of the job from 1; ``time`` is that of the leader's
+    clock, in seconds since 1970. ``name`` is that of a replica, or the number of a
+    trainer rank.
+    """
+
+    number: int
+    time: float
+    kind: Kind
+    role: Role
+    name: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Write it for people."""
+        trainer = self.role == "trainer"
+        who = f"trainer rank {self.name}" if trainer else f"replica {self.name!r}"
+        return f"{who} {self.kind}" + (f": {self.reason}" if self.reason else "")
+
+
+class Happened(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Leader to trainer ranks and observers: events, in order."""
+
+    events: tuple[MembershipEvent, ...]
+
+
+class AskMembership(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A trainer rank or an observer to the leader: who is there?"""
+
+    number: int
+
+
+class TellMembership(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The answer to the question with this number."""
+
+    number: int
+    membership: Membership
+
+
+class EventLog:
+    """The events of a job in order; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._events: deque[MembershipEvent] = deque(maxlen=REMEMBERED_EVENTS)
+
+    def __iter__(self) -> Iterator[MembershipEvent]:
+        """Iterate over those that are remembered."""
+        return iter(self._events)
+
+    @property
+    def number(self) -> int:
+        """The number of the last; 0 where there is none."""
+        return self._events[-1].number if self._events else 0
+
+    def extend(self, events: Iterable[MembershipEvent]) -> None:
+        """Append events that have numbers already."""
+        self._events.extend(events)
+
+    def add(self, kind: Kind, role: Role, name: str, reason: str) -> MembershipEvent:
+        """Append an event under the next number; return it."""
+        short = reason[:REASON_LIMIT]
+        number = self.number + 1
+        event = MembershipEvent(number, time.time(), kind, role, name, short)
+        self._events.append(event)
+        return event
+
+    def after(self, number: int) -> MembershipEvent | None:
+        """Return the first remembered event with a higher number, if there is one."""
+        if not self._events or number >= self.number:
+            return None
+        return self._events[max(number + 1 - self._events[0].number, 0)]

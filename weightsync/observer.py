@@ -1,0 +1,57 @@
+"""Observer: follows a job from outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightsync.core import DEFAULT_TIMEOUT, observer_core
+from weightsync.events import Events
+from weightsync.observing import ObserverSession
+from weightsync.session import check_timeout
+from weightsync.transport import Transport
+from weightsync.vigil import DEFAULT_LEASE
+
+if TYPE_CHECKING:
+    from weightsync.membership import Membership
+
+
+class Observer(Transport[ObserverSession]):
+    """Follows the membership of a running job, and takes no part in it.
+
+    For schedulers, dashboards, and processes of generators: enter it with ``async
+    with`` in any process that can read the store. It never delays the job: an observer
+    that is slow, stuck or gone is dropped. Not bound to an event loop.
+
+    Args:
+        address: of the trainers' store; ``WEIGHTSYNC_STORE`` by default.
+        job: distinguishes jobs that share a store.
+        timeout: seconds for opening, and for calls that are given none.
+        lease: seconds without a sign of life after which it is dropped; see
+            ``Trainer``.
+
+    Raises (on entering) TimedOutError when the trainers do not come, PeerError when
+    they have failed, or there are 64 observers already.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        job: str = "default",
+        timeout: float = DEFAULT_TIMEOUT,
+        lease: float = DEFAULT_LEASE,
+    ) -> None:
+        super().__init__(observer_core(address, job, timeout, lease))
+        self._timeout = timeout
+
+    async def membership(self, *, timeout: float | None = None) -> Membership:
+        """Return who is in the job now; see ``Trainer.membership``."""
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        return await self._core.runtime.acall(session.following.ask, seconds)
+
+    def events(self, *, after: int | None = None) -> Events:
+        """Return an async iterator over membership events; see ``Trainer.events``."""
+        following = self._core.session.following
+        number = following.number if after is None else after
+        return Events(self._core.runtime, following, number)

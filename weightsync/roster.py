@@ -1,0 +1,48 @@
+"""What the leader tells of the members at one moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightsync.membership import LastPush, Membership, ReplicaMember, TrainerMember
+
+if TYPE_CHECKING:
+    from weightsync.pool import Members, Replica
+
+
+def membership(members: Members, version: int, now: float) -> Membership:
+    """Return who is in the job; ``version`` was delivered last, 0 where none was."""
+    return Membership(
+        number=members.log.number,
+        world_size=members.world_size,
+        version=version if version > 0 else None,
+        trainers=_trainers(members, now),
+        replicas={
+            replica.name: _replica(replica, now)
+            for replica in members.replicas.values()
+        },
+    )
+
+
+def _trainers(members: Members, now: float) -> tuple[TrainerMember, ...]:
+    return tuple(
+        TrainerMember(rank, peer.lease, peer.silent, now - members.since[rank])
+        for rank, peer in sorted(members.trainers.items())
+    )
+
+
+def _replica(replica: Replica, now: float) -> ReplicaMember:
+    push = replica.pushed
+    return ReplicaMember(
+        name=replica.name,
+        ranks=len(replica.handles),
+        mode=replica.mode,
+        state="active" if replica.active else "joining",
+        version=replica.version,
+        push=None
+        if push is None
+        else LastPush(push.version, push.status, push.reason, now - push.ended),
+        lease=replica.peer.lease,
+        silent=replica.peer.silent,
+        age=now - replica.since,
+    )
