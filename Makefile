@@ -96,7 +96,7 @@ properties: install ## Run the property tests with 2,000 examples each
 	@scripts/python-test tests/pure -m '' -k properties --hypothesis-profile full \
 		--timeout 3600
 
-chaos: install ## Play 300 random scenarios of joining, leaving, dying and freezing
+chaos: install ## Play 300 random scenarios of joining, leaving, dying and freezing, and 100 on NCCL
 	@scripts/python-test tests/chaos -m '' --chaos-scenarios 300 $(CHAOS)
 
 clean: ## Remove what was built, and keep the environments

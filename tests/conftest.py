@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the seed of the first scenario; the others follow; random by default",
     )
     group.addoption(
-        "--chaos-scenarios", type=int, help="how many; 30, and 270 more that are slow"
+        "--chaos-scenarios", type=int, help="how many on each engine; few unless slow"
     )
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from weightsync.errors import ProtocolError, WeightSyncError
+from weightsync.errors import PlanError, ProtocolError, WeightSyncError
 from weightsync.messages import Ended, Fault, Leaving, Manifests
 from weightsync.together import validate_together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from weightsync.hellos import TrainerHello
     from weightsync.peer import Conversations, MessageStream, Peer
     from weightsync.spec import Manifest
 
@@ -37,6 +38,18 @@ async def admitting(peer: Peer, stream: MessageStream) -> AsyncGenerator[None]:
         peer.discard()
         await stream.send(Ended(Fault.of(error)))
         raise
+
+
+def check_alike(hello: TrainerHello, leader: TrainerHello) -> None:
+    """Check that a trainer rank was started like rank 0; PlanError where it was not."""
+    for option in ("epoch", "replay", "admit"):
+        mine, theirs = getattr(leader, option), getattr(hello, option)
+        if mine != theirs:
+            message = (
+                f"trainer rank {hello.rank} was started with {option}={theirs!r}, and "
+                f"rank 0 with {option}={mine!r}: all ranks need the same"
+            )
+            raise PlanError(message)
 
 
 async def manifests(stream: MessageStream, count: int) -> tuple[Manifest, ...]:

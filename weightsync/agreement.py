@@ -24,16 +24,20 @@ class Agreement:
     def __init__(self, number: int, trainers: int) -> None:
         self.number: Final = number
         self._missing: set[int | None] = {*range(trainers), None}
-        self._trainers: dict[int, bytes] = {}
+        self._trainers = _NONE
         self._replica = _NONE
 
     def answer(self, rank: int | None, digest: bytes) -> None:
         """Take the digest of a trainer rank, or of all ranks of the replica (None)."""
-        self._missing.discard(rank)
+        if rank not in self._missing:
+            return
+        self._missing.remove(rank)
+        if not self._missing:
+            self._missing = set()  # a set keeps the memory of what it had
         if rank is None:
             self._replica = digest
         else:
-            self._trainers[rank] = digest
+            self._trainers = sum_of_digests((self._trainers, digest))
 
     @property
     def complete(self) -> bool:
@@ -43,12 +47,11 @@ class Agreement:
     @property
     def difference(self) -> str | None:
         """What to say where the sides plan differently."""
-        trainers = sum_of_digests(self._trainers.values())
-        if not self.complete or trainers == self._replica:
+        if not self.complete or self._trainers == self._replica:
             return None
         return (
             f"its plan differs from that of the trainers: {self._replica.hex()}, not "
-            f"{trainers.hex()}"
+            f"{self._trainers.hex()}"
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Generic
 
+from weightsync.admittance import check_names
 from weightsync.core import (
     DEFAULT_TIMEOUT,
     Core,
@@ -19,13 +20,15 @@ from weightsync.lease import Lease
 from weightsync.messages import Terms
 from weightsync.observing import ObserverSession
 from weightsync.pushing import PushOptions
-from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.rejoining import GeneratorSession
+from weightsync.session import TrainerSession, check_timeout
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
+    from weightsync.elastic import Admit
     from weightsync.membership import Membership
     from weightsync.messages import OnBusy, Require
     from weightsync.names import Rule
@@ -88,7 +91,7 @@ class _Blocking(Generic[SessionT]):
 class Trainer(_Blocking[TrainerSession]):
     """``weightsync.Trainer`` with plain methods; see there."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None = None,
         *,
@@ -97,10 +100,13 @@ class Trainer(_Blocking[TrainerSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
+        epoch: int | None = None,
+        replay: bool = False,
+        admit: Admit = "all",
+        engine: Literal["shm", "nccl"] | None = None,
     ) -> None:
-        super().__init__(
-            trainer_core(address, rank, world_size, job, timeout, lease), timeout
-        )
+        place = address, rank, world_size, job, timeout, lease
+        super().__init__(trainer_core(*place, epoch, replay, admit, engine), timeout)
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -122,6 +128,15 @@ class Trainer(_Blocking[TrainerSession]):
         return self._core.runtime.call(
             session.rank.following.ask, self._seconds(timeout)
         )
+
+    def propose(
+        self, replicas: Iterable[str] | None, *, timeout: float | None = None
+    ) -> Membership:
+        """Let the pool be these replicas; see ``weightsync.Trainer.propose``."""
+        names = None if replicas is None else check_names(replicas)
+        following = self._core.session.rank.following
+        seconds = self._seconds(timeout)
+        return self._core.runtime.call(following.propose, names, seconds)
 
     def events(self, *, after: int | None = None) -> BlockingEvents:
         """Return an iterator over membership events; see ``weightsync.Trainer``."""
@@ -147,7 +162,8 @@ class Trainer(_Blocking[TrainerSession]):
         session = self._core.session
         terms = Terms(version, partial, on_busy, require, cast, check_replicas)
         seconds = self._seconds(timeout)
-        options = PushOptions(terms, seconds, ignore, names)
+        after = session.rank.engines.mark()
+        options = PushOptions(terms, seconds, ignore, names, after)
         return self._core.runtime.call(session.rank.push, state_dict, options)
 
 
@@ -167,6 +183,7 @@ class Generator(_Blocking[GeneratorSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
+        engine: Literal["shm", "nccl"] | None = None,
     ) -> None:
         core, self._tensors = generator_core(
             address,
@@ -179,6 +196,7 @@ class Generator(_Blocking[GeneratorSession]):
             job,
             timeout,
             lease,
+            engine,
         )
         super().__init__(core, timeout)
 
@@ -190,31 +208,33 @@ class Generator(_Blocking[GeneratorSession]):
     @property
     def version(self) -> int | None:
         """The version that the tensors hold; None before the first."""
-        return self._core.session.rank.epochs.version
+        return self._core.session.reading.epochs.version
 
     @property
     def pending(self) -> int | None:
         """The version that is whole and waits for ``receive``, if any."""
-        return self._core.session.rank.epochs.pending
+        return self._core.session.reading.epochs.pending
 
     def receive(self, *, timeout: float | None = None) -> Update:
-        """Wait for the next whole version and switch it in."""
+        """Wait for the next whole version; see ``weightsync.Generator.receive``."""
         session = self._core.session
-        return self._core.runtime.call(session.rank.receive, self._seconds(timeout))
+        session.note()
+        return self._core.runtime.call(session.receive, self._seconds(timeout))
 
     def use(self) -> Lease:
         """Return a read lease: ``with transport.use() as weights``."""
         return Lease(self._core, self._tensors)
 
     def __iter__(self) -> Self:
-        """Iterate over the versions to come, until the trainers close."""
+        """Iterate over the versions to come, until the trainers close; repeatedly."""
         return self
 
     def __next__(self) -> Update:
         """Receive the next version, however long it takes."""
         session = self._core.session
+        session.note()
         try:
-            return self._core.runtime.call(session.rank.receive, None)
+            return self._core.runtime.call(session.receive, None)
         except ClosedError:
             raise StopIteration from None
 
@@ -236,6 +256,15 @@ class Observer(_Blocking[ObserverSession]):
         """Return who is in the job now; see ``weightsync.Trainer.membership``."""
         session = self._core.session
         return self._core.runtime.call(session.following.ask, self._seconds(timeout))
+
+    def propose(
+        self, replicas: Iterable[str] | None, *, timeout: float | None = None
+    ) -> Membership:
+        """Let the pool be these replicas; see ``weightsync.Trainer.propose``."""
+        names = None if replicas is None else check_names(replicas)
+        following = self._core.session.following
+        seconds = self._seconds(timeout)
+        return self._core.runtime.call(following.propose, names, seconds)
 
     def events(self, *, after: int | None = None) -> BlockingEvents:
         """Return an iterator over membership events; see ``weightsync.Trainer``."""

@@ -6,7 +6,7 @@ NaN; which of them it becomes torch does not say, and it depends on the place in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -65,6 +65,10 @@ class Batch:
 
     conversions: tuple[Conversion, ...]
     runs: Tensor
+
+    def with_runs(self, runs: Tensor) -> Batch:
+        """Return the same with other runs."""
+        return replace(self, runs=runs)
 
 
 class Scratch:

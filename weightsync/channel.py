@@ -26,7 +26,7 @@ from weightsync.errors import (
     WeightSyncError,
 )
 from weightsync.forked import hold
-from weightsync.framing import FramedStream, frame
+from weightsync.framing import FramedStream, frame, joined
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -135,8 +135,8 @@ class Channel(Generic[MessageT]):
         """Close the channel."""
         await self.aclose()
 
-    async def send(self, message: object) -> None:
-        """Send one message, whole or not at all.
+    async def send(self, *messages: object) -> None:
+        """Send messages in order, each whole or not at all.
 
         A send that is cancelled after its first byte closes the channel, because the
         peer could no longer tell where the next message begins.
@@ -144,7 +144,8 @@ class Channel(Generic[MessageT]):
         Raises ProtocolError for a message over ``MAX_FRAME``, PeerError when the
         connection broke, ClosedError when the channel was closed on this side.
         """
-        await self._stream.send(frame(message, MAX_FRAME))
+        for whole in joined(frame(message, MAX_FRAME) for message in messages):
+            await self._stream.send(whole)
 
     async def receive(self) -> MessageT:
         """Return the next message.

@@ -6,7 +6,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from weightsync.alike import Alike, compare, must_be_alike
-from weightsync.errors import PeerError, PlanError, ProtocolError
+from weightsync.errors import (
+    DtypeError,
+    PeerError,
+    PlanError,
+    ProtocolError,
+    UnsupportedError,
+)
 from weightsync.fit import Fit, check
 from weightsync.messages import Layout, Terms
 from weightsync.remembered import Remembered
@@ -15,9 +21,17 @@ from weightsync.spec import Manifest, validate_manifest
 from weightsync.together import Together
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightsync.messages import PushRequest
-    from weightsync.pool import Members, Replica
+    from weightsync.pool import Members
+    from weightsync.replays import Replay
+    from weightsync.replica import Replica
     from weightsync.rounds import Round
+
+
+FitKey = tuple[bytes, bool, bool]
+"""Layout, partial, cast."""
 
 
 class Checks:
@@ -28,6 +42,7 @@ class Checks:
         self._manifests: dict[int, Remembered[bytes, Manifest]] = {}
         self._layouts: Remembered[bytes, Layout] = Remembered()
         self._alike: tuple[object, tuple[Alike, ...]] = None, ()
+        self._last: tuple[Layout, Terms] | None = None
 
     def learn(self, rank: int, request: PushRequest) -> None:
         """Remember what a rank pushes; ProtocolError for what cannot be so."""
@@ -40,7 +55,7 @@ class Checks:
         elif request.fault is None and not known.use(request.digest):
             raise ProtocolError(f"trainer rank {rank} named an unknown manifest")
 
-    def check(self, round_: Round, last_version: int) -> None:
+    def check(self, round_: Round) -> None:
         """Check a round that all ranks have called, and fill it in.
 
         Raises what was wrong on a rank, PlanError for what does not fit, PeerError
@@ -51,7 +66,8 @@ class Checks:
             if request.fault is not None:
                 raise request.fault.error(f"trainer rank {rank}: ")
         self._check_terms(round_, requests)
-        round_.version = self._version(round_.terms, last_version)
+        counting = self._members.counting
+        round_.epoch, round_.version = counting.next(round_.terms.version)
         round_.layout = layout = self._layout(requests)
         replicas = self._members.active
         if not replicas:
@@ -60,6 +76,24 @@ class Checks:
             fit = self._fit(replica, layout, round_.terms)
             round_.transfers[replica.link] = Transfer(replica, fit)
         round_.alike = self._find_alike(round_, layout)
+        self._last = layout, round_.terms
+
+    def expected(self, replica: Replica) -> Layout | None:
+        """The layout that was pushed last, where it fits a replica that has joined."""
+        if self._last is None:
+            return None
+        try:
+            self._fit(replica, *self._last)
+        except PlanError:
+            return None  # the next push says so
+        return self._last[0]
+
+    def check_replay(self, replay: Replay) -> None:
+        """Check that what is kept fits the replica; raises PlanError otherwise."""
+        replica, layout = replay.replica, replay.kept.layout
+        fit = self._fit(replica, layout, replay.terms)
+        replay.transfers[replica.link] = Transfer(replica, fit)
+        replay.alike = self._find_alike(replay, layout)
 
     def compare(self, round_: Round) -> None:
         """Compare what the ranks found; raises PlanError where values differ."""
@@ -81,16 +115,6 @@ class Checks:
                     )
                     raise PlanError(message)
 
-    def _version(self, terms: Terms, last: int) -> int:
-        version = last + 1 if terms.version is None else terms.version
-        if version <= last:
-            message = (
-                f"version {version} does not increase: version {last} was delivered "
-                "before"
-            )
-            raise PlanError(message)
-        return version
-
     def _layout(self, requests: list[PushRequest]) -> Layout:
         digests = [request.digest for request in requests]
         key = blake2b(b"".join(digests), digest_size=16).digest()
@@ -107,15 +131,29 @@ class Checks:
         """What a push that fits the replica amounts to."""
         key = layout.digest, terms.partial, terms.cast
         if not replica.fits.use(key):
-            fit = check(
-                layout.manifests,
-                replica.manifests,
-                replica_name=replica.name,
-                partial=terms.partial,
-                cast=terms.cast,
-            )
+            converts = terms.cast and replica.engine != "nccl"
+            try:
+                fit = self._fit_of_another(replica, key) or check(
+                    layout.manifests,
+                    replica.manifests,
+                    replica_name=replica.name,
+                    partial=terms.partial,
+                    cast=converts,
+                )
+            except DtypeError as error:
+                if converts == terms.cast:
+                    raise
+                message = f"engine 'nccl' does not convert dtypes yet: {error}"
+                raise UnsupportedError(message) from error
             replica.fits.put(key, fit)
         return replica.fits[key]
+
+    def _fit_of_another(self, replica: Replica, key: FitKey) -> Fit | None:
+        """What was found for a replica that holds the same, as most of a pool do."""
+        for other in self._members.active:
+            if key in other.fits and hold_alike(other.manifests, replica.manifests):
+                return other.fits[key]
+        return None
 
     def _find_alike(self, round_: Round, layout: Layout) -> tuple[Alike, ...]:
         """The pieces to compare before anything moves; found once for each layout."""
@@ -129,6 +167,24 @@ class Checks:
         return self._alike[1]
 
     def _nobody(self) -> str:
-        joining = [replica.name for replica in self._members.replicas.values()]
+        replicas = self._members.replicas.values()
+        joining = [replica.name for replica in replicas if not replica.waiting]
+        waiting = [replica.name for replica in replicas if replica.waiting]
         names = f"; still joining: {', '.join(joining)}" if joining else ""
+        names += f"; waiting to be proposed: {', '.join(waiting)}" if waiting else ""
         return f"no replica has joined (wait_for_replicas waits for them){names}"
+
+
+def hold_alike(mine: Sequence[Manifest], theirs: Sequence[Manifest]) -> bool:
+    """Whether two replicas hold the same; what their ranks share is compared once."""
+    if len(mine) != len(theirs):
+        return False
+    known: set[tuple[int, int]] = set()
+    for one, other in zip(mine, theirs, strict=True):
+        for column in ("kinds", "names", "kind_of", "ties", "places", "storages"):
+            first, second = getattr(one, column), getattr(other, column)
+            pair = id(first), id(second)
+            if pair not in known and first != second:
+                return False
+            known.add(pair)
+    return True

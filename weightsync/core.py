@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch.distributed
 
+from weightsync.counting import check_epoch
+from weightsync.engines import Engines, checked, device_of, engine_on
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PlanError
 from weightsync.layout import register
 from weightsync.observing import ObserverSession
+from weightsync.rejoining import GeneratorSession
 from weightsync.runtime import Runtime
 from weightsync.session import (
-    GeneratorSession,
     Place,
     Session,
     TrainerSession,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightsync.elastic import Admit
     from weightsync.locate import StateDict
     from weightsync.names import Rule
 
@@ -107,18 +111,32 @@ class Core(Generic[SessionT]):
         return self._runtime
 
 
-def trainer_core(
+def trainer_core(  # noqa: PLR0913, PLR0917 -- what Trainer is given, handed on.
     address: str | None,
     rank: int | None,
     world_size: int | None,
     job: str,
     timeout: float,
     lease: float,
+    epoch: int | None,
+    replay: bool,
+    admit: Admit,
+    engine: str | None,
 ) -> Core[TrainerSession]:
     """Build the core of a Trainer; see there."""
     place = _place(address, rank, world_size, job, timeout, lease)
+    place = replace(place, epoch=check_epoch(epoch))
+    if admit not in {"all", "proposed"}:
+        raise PlanError(f"admit is 'all' or 'proposed', not {admit!r}")
+    engines = Engines(checked(engine))
     name = f"trainer rank {place.rank} of {place.world_size}"
-    return Core(name, lambda runtime: TrainerSession(place, runtime.tasks))
+
+    def make(runtime: Runtime) -> TrainerSession:
+        return TrainerSession(
+            place, runtime.tasks, engines, replay=bool(replay), admit=admit
+        )
+
+    return Core(name, make)
 
 
 def observer_core(
@@ -145,6 +163,7 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
     job: str,
     timeout: float,
     lease: float,
+    engine: str | None,
 ) -> _Joined:
     """Build the core of a Generator; see there."""
     place = _place(address, rank, world_size, job, timeout, lease)
@@ -155,13 +174,21 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
     chosen = _mode(mode)
     mirrored = chosen is not Mode.STAGED
     registered = register(state_dict, names=names, mirrored=mirrored)
+    device = device_of(registered.tensors, registered.labels, checked(engine))
+    chosen_engine = engine_on(device)
+    chosen_engine.note()
     check_mode(chosen, registered)
     check_writable(registered)
     name = f"rank {place.rank} of replica {replica!r}"
 
     def make(runtime: Runtime) -> GeneratorSession:
         return GeneratorSession(
-            place, runtime.tasks, replica=replica, mode=chosen, registered=registered
+            place,
+            runtime.tasks,
+            replica=replica,
+            mode=chosen,
+            registered=registered,
+            engine=chosen_engine,
         )
 
     return _Joined(Core(name, make), dict(registered.entries))

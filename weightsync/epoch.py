@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from weightsync.counting import Held
 from weightsync.errors import EpochError
 
 
@@ -31,18 +32,19 @@ class Epochs:
 
     A slot goes from free to exposed (``expose``), to arrived (``arrive``) or back to
     free (``discard``), and is switched in (``begin_switch``, ``end_switch``) when no
-    lease is held.
+    lease is held. ``epoch`` is that of the count of ``version``.
     """
 
     def __init__(self, mode: Mode) -> None:
         self.mode: Final = mode
         self.version: int | None = None
+        self.epoch = 0
+        self.last: Held | None = None
         self.pending: int | None = None
         self.exposed: int | None = None
         self.leases = 0
         self.switching = False
         self.spoiled = False
-        self._last = -1
         self._reading = 0
 
     def __repr__(self) -> str:
@@ -86,14 +88,15 @@ class Epochs:
         self.exposed = slot
         return slot
 
-    def arrive(self, version: int) -> None:
+    def arrive(self, version: int, epoch: int = 0) -> None:
         """End the exposure epoch: this version is whole in the slot."""
         if self.exposed is None:
             raise EpochError(f"version {version} arrived while nothing is exposed")
-        if version <= self._last:
-            raise EpochError(f"version {version} arrived after {self._last}")
+        arrived = Held(epoch, version)
+        if self.last is not None and arrived <= self.last:
+            raise EpochError(f"{arrived} arrived after {self.last}")
         self.exposed = None
-        self.pending = self._last = version
+        self.pending, self.last = version, arrived
 
     def conceal(self, *, written: bool) -> None:
         """End the exposure epoch without a version: what was put does not count.
@@ -127,12 +130,26 @@ class Epochs:
         arrived, self.pending = self.pending, None
         self.switching, self.spoiled = False, not whole
         self.version = arrived if whole else None
+        self.epoch = self.epoch if self.last is None else self.last.epoch
         return arrived
 
     def fail_switch(self) -> None:
         """Give the switch up half way: the tensors hold no whole version any more."""
         self.switching, self.spoiled = False, True
         self.version = None
+
+    def begin_move(self) -> bool:
+        """Start to move the tensors into other memory; False while they are read."""
+        if self.leases or self.switching or self.pending is not None:
+            return False
+        self.switching = True
+        return True
+
+    def end_move(self, *, moved: bool) -> None:
+        """They live in the first slot of a new window now, or where they were."""
+        self.switching = False
+        if moved:
+            self._reading = 0
 
     def acquire(self) -> int | None:
         """Take a read lease on the version that is returned."""

@@ -29,6 +29,10 @@ class PeerError(WeightSyncError):
     """The other side failed: it died, refused, or left in the middle."""
 
 
+class FencedError(PeerError):
+    """Other trainers have taken over the job: these ones can reach nobody any more."""
+
+
 class TimedOutError(WeightSyncError, TimeoutError):
     """The time given was over before the operation was."""
 
@@ -62,6 +66,7 @@ class RemoteFault:
             WeightSyncError,
             ClosedError,
             PeerError,
+            FencedError,
             TimedOutError,
             PlanError,
             DtypeError,

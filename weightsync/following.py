@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
+from weightsync.elastic import Propose
 from weightsync.errors import TimedOutError, WeightSyncError
 from weightsync.membership import (
     AskMembership,
@@ -17,6 +19,8 @@ from weightsync.membership import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightsync.peer import Peer
 
 
@@ -44,10 +48,24 @@ class Following:
 
         Raises TimedOutError, or why there will be no answer.
         """
+        return await self._request(AskMembership, timeout)
+
+    async def propose(
+        self, names: tuple[str, ...] | None, timeout: float
+    ) -> Membership:
+        """Let these names be the pool; return the membership after that.
+
+        Raises what ``ask`` raises. The proposal may be in force nevertheless.
+        """
+        return await self._request(partial(Propose, names=names), timeout)
+
+    async def _request(
+        self, make: Callable[[int], AskMembership | Propose], timeout: float
+    ) -> Membership:
         self._asked += 1
         number = self._asked
         self._answers[number] = None
-        self._leader.post(AskMembership(number))
+        self._leader.post(make(number))
         try:
             with anyio.move_on_after(timeout):
                 return await self._answer(number)

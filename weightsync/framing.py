@@ -19,12 +19,14 @@ from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncE
 from weightsync.forked import hold
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable, Iterator
 
     from anyio.abc import SocketStream
 
 _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 18
+_AHEAD = 1 << 14  # read at once, so that many small frames take one call
+_SMALL = 1 << 12
 # Where a message that has a ``__dict__`` keeps its frame.
 _KEPT = "frame"
 _ENCODER = msgspec.msgpack.Encoder()
@@ -56,6 +58,30 @@ def _encode(message: object, limit: int) -> bytearray:
         )
     _LENGTH.pack_into(buffer, 0, size)
     return buffer
+
+
+def joined(frames: Iterable[bytearray]) -> Iterator[bytearray]:
+    """Join small frames that follow each other: one call sends them all.
+
+    A large one may go to many peers, and is never copied. What ``frames`` raises comes
+    after all that was before.
+    """
+    small = bytearray()
+    try:
+        for whole in frames:
+            large = len(whole) > _SMALL
+            small += b"" if large else whole
+            if small and (large or len(small) >= _CHUNK):
+                yield small
+                small = bytearray()
+            if large:
+                yield whole
+    except ProtocolError:
+        if small:
+            yield small
+        raise
+    if small:
+        yield small
 
 
 class FramedStream:
@@ -112,9 +138,10 @@ class FramedStream:
                 f"{self.peer} announced a message of {size} bytes; "
                 f"the limit is {limit} bytes"
             )
-        await self._fill(_LENGTH.size + size)
-        body = memoryview(self._received)[_LENGTH.size :]
-        self._received = bytearray()
+        end = _LENGTH.size + size
+        await self._fill(end)
+        body = memoryview(self._received)[_LENGTH.size : end]
+        self._received = self._received[end:]
         return body
 
     def _decode(self, decoder: msgspec.msgpack.Decoder[T], body: memoryview) -> T:
@@ -144,13 +171,14 @@ class FramedStream:
                 await anyio.aclose_forcefully(self._stream)
 
     async def _fill(self, size: int) -> None:
-        # Asks for what is missing and no more: the buffer never outgrows one frame,
-        # and grows only with bytes that have arrived.
+        # The buffer hardly outgrows one frame, and grows only with bytes that have
+        # arrived.
         with self._translated():
             if self.closed:
                 raise anyio.ClosedResourceError
             while (missing := size - len(self._received)) > 0:
-                self._received += await self._stream.receive(min(missing, _CHUNK))
+                most = max(min(missing, _CHUNK), _AHEAD)
+                self._received += await self._stream.receive(most)
                 self.heard = time.monotonic()
 
     @contextmanager

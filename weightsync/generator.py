@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
 from weightsync.agreement import planned
+from weightsync.announcing import AllPut
 from weightsync.arrival import Arrival
-from weightsync.epoch import Epochs, Mode
+from weightsync.epoch import Mode
 from weightsync.errors import (
     ClosedError,
-    EpochError,
     PeerError,
     ProtocolError,
     TimedOutError,
@@ -41,56 +40,79 @@ from weightsync.runtime import in_thread
 from weightsync.stats import Update
 
 if TYPE_CHECKING:
-    from weightsync.link import GeneratorLink, Prepared
+    from collections.abc import Awaitable, Callable
+
+    from torch import Tensor
+
+    from weightsync.link import GeneratorLink
     from weightsync.peer import Peer
+    from weightsync.reading import Reading
     from weightsync.runtime import Tasks
     from weightsync.weights import Tensors
 
 LEFTOVER_SECONDS: Final = 5.0
 """Limit for taking signals that trainers say they have sent; they are here already."""
 
-POLITE_SECONDS: Final = 5.0
-"""How long a new lease lets a switch go first, which may wait for its own caller."""
-
 TAKE_BACK_SECONDS: Final = 2.0  # a leader or hub that is stopped gives nothing back
 
 
-class GeneratorRank:
-    """One generator rank. Runs in the loop of its runtime, but for the leases.
+class Settled(NamedTuple):
+    """The window memory of a rank, and its tensors there."""
 
-    ``lock`` guards ``epochs``; leases are taken and given back by any thread.
+    memory: Tensor
+    tensors: Tensors
+
+
+class GeneratorRank:
+    """One generator rank, from when it joins until its replica is out of the pool.
+
+    Runs in the loop of its runtime. ``settle`` gives the rank its window memory, and
+    the tensors a place in it; it is called when the link is about to be formed.
     """
 
     def __init__(
         self,
         rank: int,
-        epochs: Epochs,
+        reading: Reading,
         link: GeneratorLink,
-        tensors: Tensors,
-        memory: Any,
+        settle: Callable[[], Awaitable[Settled]],
     ) -> None:
         self.rank: Final = rank
-        self.epochs: Final = epochs
-        self.lock: Final = threading.Condition()
         self.error: WeightSyncError | None = None
         self.accepted = anyio.Event()
+        self.formed = anyio.Event()
+        self.epochs: Final = reading.epochs
+        self._reading: Final = reading
         self._link = link
-        self._tensors = tensors
-        self._memory = memory
+        self._settle = settle
+        self._settled: Settled | None = None
         self._peer: Peer | None = None
         self._tasks: Tasks | None = None
         self._arrival: Arrival | None = None
         self._last: Arrival | None = None
-        self._changed = anyio.Event()
         self._receiving = anyio.Lock()
         self._granted = False
-        self._switch_wanted = False
-        self._torn: frozenset[int] = frozenset()
 
     def speak(self, peer: Peer, tasks: Tasks) -> None:
         """Begin to speak with the hub."""
         self._peer = peer
         self._tasks = tasks
+
+    async def settle(self) -> Settled:
+        """Get the window memory, and give the tensors their place there; once."""
+        if self._settled is None:
+            self._settled = await self._settle()
+        return self._settled
+
+    def dispose(self) -> None:
+        """Let go of the window memory, however long this object is kept."""
+        self._settled = None
+        self._link.dispose()
+
+    @property
+    def was_in(self) -> bool:
+        """Whether its link was formed."""
+        return self._granted
 
     # Calls
 
@@ -110,11 +132,10 @@ class GeneratorRank:
                     return await self._switch(waited)
         if not scope.cancelled_caught:
             raise ProtocolError("a receive ended without a version")
-        message = (
+        raise TimedOutError(
             f"no version after {self.epochs.version} within {timeout} s"
             f"{self._held_up()}"
         )
-        raise TimedOutError(message)
 
     async def leave(self) -> None:
         """Leave the pool and tear the link down."""
@@ -127,54 +148,42 @@ class GeneratorRank:
     async def _arrived(self) -> None:
         """Return when a version is whole and nobody reads the one before."""
         try:
-            while not self._begin_switch():
+            while not self._reading.begin_switch():
+                change = self._reading.change
                 if self.epochs.pending is None:
                     if self.error is not None:
                         raise self.error
                     if self.epochs.mode is Mode.INPLACE:
+                        await self._link.engine.settled()
                         self._grant()
-                await self._changed.wait()
+                await change.wait()
         finally:
-            with self.lock:
-                self._switch_wanted = False
-                self.lock.notify_all()
-            self.notify()
-
-    def _begin_switch(self) -> bool:
-        with self.lock:
-            if self.epochs.pending is None:
-                return False
-            if self.epochs.leases:
-                self._switch_wanted = True
-                return False
-            self.epochs.begin_switch()
-            return True
+            self._reading.want_no_switch()
 
     async def _switch(self, waited: float) -> Update:
         arrival = self._last
-        if arrival is None:
+        if arrival is None or self._settled is None:
             raise ProtocolError("a switch without an arrival")
         started = anyio.current_time()
         names = self._link.pushed_names(arrival.expect.layout)
+        tensors = self._settled.tensors
         try:
-            await self._tensors.switch(self._link.window, arrival.slot, names)
+            await tensors.switch(self._link.window, arrival.slot, names)
         except BaseException as error:
-            with self.lock:
-                self.epochs.fail_switch()
-                self.lock.notify_all()
-            fault = Fault.of(error)
-            self._post(LinkFailed(0, fault))
-            self.fail(fault.error())
+            self._reading.torn |= tensors.covered_by(names)
+            self._reading.fail_switch()
+            self._post(LinkFailed(0, Fault.of(error)))
+            if isinstance(error, WeightSyncError):
+                self.fail(error)
+            self.fail(Fault.of(error).error())  # of two, the first counts
             raise
-        self._torn -= self._tensors.covered_by(names)
-        with self.lock:
-            version = self.epochs.end_switch(whole=not self._torn)
-            self.lock.notify_all()
-        self.notify()
+        self._reading.torn -= tensors.covered_by(names)
+        version = self._reading.end_switch()
         if self.epochs.mode is not Mode.INPLACE:
             self._grant()
         switched = anyio.current_time() - started
-        return Update(version, arrival.nbytes, waited, switched)
+        epoch = arrival.expect.epoch
+        return Update(version, arrival.nbytes, waited, switched, epoch)
 
     def _held_up(self) -> str:
         if self.epochs.pending is None:
@@ -191,7 +200,7 @@ class GeneratorRank:
             self._post(Withdraw())
         with anyio.move_on_after(TAKE_BACK_SECONDS):
             while self._credit_unused():
-                await self._changed.wait()
+                await self._reading.changed()
 
     def _credit_unused(self) -> bool:
         exposed = self.epochs.exposed is not None
@@ -212,6 +221,8 @@ class GeneratorRank:
                 self._start(self._plan, message)
             case Expect():
                 self._expect(message)
+            case AllPut():
+                self._on_announced(message)
             case Discard():
                 self._on_discard(message)
             case Commit():
@@ -233,35 +244,45 @@ class GeneratorRank:
         if self.error is None:
             self.error = error
         self.accepted.set()
-        if self._arrival is not None and self._arrival.operation is not None:
-            self._arrival.operation.abort()
+        if self._arrival is not None:
+            self._arrival.give_up()
+        self.formed.set()
         if self.epochs.exposed is not None:
-            self._conceal(written=untold or self._arrival is not None)
-        self.notify()
+            written = untold or self._arrival is not None
+            if written and self.epochs.mode is Mode.INPLACE:
+                self._tear(self._arrival)
+            self._conceal(written=written)
+        self._reading.notify()
 
-    def notify(self) -> None:
-        """Something changed: let whoever waits in the loop look again."""
-        self._changed.set()
-        self._changed = anyio.Event()
+    def _tear(self, arrival: Arrival | None) -> None:
+        """In place: what a version comes into holds none; all, where it is unknown."""
+        if self._settled is None:
+            return
+        names = None
+        if arrival is not None:
+            names = self._link.pushed_names(arrival.expect.layout)
+        self._reading.torn |= self._settled.tensors.covered_by(names)
 
     async def _form(self, message: FormLink) -> None:
         try:
-            await in_thread(self._link.form, message, self._memory)
+            settled = await self.settle()
+            await in_thread(self._link.form, message, settled.memory)
         except (WeightSyncError, RuntimeError) as error:
             self._post(LinkFailed(message.link, Fault.of(error)))
             return
         self._granted = True
+        self.formed.set()
         self._post(LinkReady(message.link))
         if self.epochs.mode is not Mode.INPLACE:
             self._grant()
-        self.notify()
+        self._reading.notify()
 
     async def _plan(self, message: Agree) -> None:
         self._post(await planned(self._link, message))
 
     def _grant(self) -> None:
         """Open an exposure epoch and say so, where a slot is free."""
-        with self.lock:
+        with self._reading.lock:
             if not self._granted or self.error is not None or self.epochs.free is None:
                 return
             slot = self.epochs.expose()
@@ -273,19 +294,14 @@ class GeneratorRank:
             raise ProtocolError(
                 f"version {message.version} comes while nothing is open"
             )
-        self._arrival = Arrival(message, self.epochs.exposed)
+        self._link.use(message.layout)
+        self._arrival = Arrival(message, self.epochs.exposed, self._link)
         self._start(self._arrive, self._arrival)
-        self.notify()
+        self._reading.notify()
 
     async def _arrive(self, arrival: Arrival) -> None:
         try:
-            operation, prepared = self._link.await_signals(arrival.expect)
-            arrival.operation = operation
-            if arrival.discard is not None:
-                operation.abort()
-            with self._link.naming():
-                await operation
-            self._check(arrival, prepared)
+            await arrival.check(await arrival.arrive())
         except ClosedError:
             if arrival.discard is not None:
                 await self._forget(arrival)
@@ -298,12 +314,10 @@ class GeneratorRank:
             else:
                 self._post(Arrived(arrival.expect.sequence))
 
-    def _check(self, arrival: Arrival, prepared: Prepared) -> None:
-        self._link.window.conceal()
-        arrival.nbytes = self._link.check_headers(
-            arrival.expect, prepared, arrival.slot
-        )
-        arrival.whole = True
+    def _on_announced(self, message: AllPut) -> None:
+        arrival = self._arrival
+        if arrival is not None and arrival.expect.sequence == message.sequence:
+            arrival.announce(message)
 
     def _on_discard(self, message: Discard) -> None:
         arrival = self._arrival
@@ -312,17 +326,15 @@ class GeneratorRank:
         arrival.discard = message
         if arrival.whole:
             self._reopen()
-        elif arrival.operation is not None:
-            arrival.operation.abort()
+        else:
+            arrival.give_up()
 
     async def _forget(self, arrival: Arrival) -> None:
         """Take the signals of a version that was given up, then open the slot again."""
         if arrival.discard is None:
             return
-        sent = enumerate(arrival.discard.signals[self.rank])
-        expected = {trainer: count for trainer, count in sent if count}
         try:
-            await self._link.window.wait_signals(expected, timeout=LEFTOVER_SECONDS)
+            await arrival.forget(arrival.discard.signals[self.rank], LEFTOVER_SECONDS)
         except WeightSyncError as error:
             self._post(LinkFailed(0, Fault.of(error)))
             self.fail(error)
@@ -331,8 +343,7 @@ class GeneratorRank:
 
     def _reopen(self) -> None:
         if self._arrival is not None and self.epochs.mode is Mode.INPLACE:
-            names = self._link.pushed_names(self._arrival.expect.layout)
-            self._torn |= self._tensors.covered_by(names)
+            self._tear(self._arrival)
         self._arrival = None
         self._conceal(written=True)
         if self.epochs.mode is not Mode.INPLACE:
@@ -340,56 +351,16 @@ class GeneratorRank:
 
     def _conceal(self, *, written: bool) -> None:
         self._link.window.conceal()
-        with self.lock:
-            if self.epochs.exposed is not None:
-                self.epochs.conceal(written=written)
-            self.lock.notify_all()
-        self.notify()
+        self._reading.conceal(written=written)
 
     def _commit(self, message: Commit) -> None:
         arrival = self._arrival
         if arrival is None or arrival.expect.sequence != message.sequence:
             raise ProtocolError(f"commit of {message.sequence}, which is not here")
         self._arrival, self._last = None, arrival
-        with self.lock:
-            self.epochs.arrive(arrival.expect.version)
-        self.notify()
-
-    # Leases, from any thread
-
-    @property
-    def lease_waits(self) -> bool:
-        """Whether a polite lease would wait now."""
-        return self.epochs.switching or self._switch_wanted
-
-    async def wait_for_switch(self) -> None:
-        """Let a switch go first; in the loop."""
-        with anyio.move_on_after(POLITE_SECONDS):
-            while self.lease_waits:
-                await self._changed.wait()
-
-    def acquire(self, *, polite: bool) -> int | None:
-        """Take a read lease; wait while a switch is under way.
-
-        ``polite`` callers also let a version go first that waits for leases to end.
-        """
-        with self.lock:
-            if polite:
-                self.lock.wait_for(lambda: not self._switch_wanted, POLITE_SECONDS)
-            self.lock.wait_for(lambda: not self.epochs.switching)
-            if self.epochs.unreadable:
-                message = (
-                    "in mode 'inplace' the weights cannot be read until receive() "
-                    "has returned a whole version"
-                )
-                raise EpochError(message)
-            return self.epochs.acquire()
-
-    def release(self) -> bool:
-        """Give a lease back; True if it was the last."""
-        with self.lock:
-            self.epochs.release()
-            return self.epochs.leases == 0
+        with self._reading.lock:
+            self.epochs.arrive(arrival.expect.version, arrival.expect.epoch)
+        self._reading.notify()
 
     def _post(self, message: object) -> None:
         if self._peer is not None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from msgspec.structs import replace
 
-from weightsync.errors import PeerError, PlanError, ProtocolError, WeightSyncError
+from weightsync.announcing import AllPut
+from weightsync.errors import (
+    FencedError,
+    PeerError,
+    PlanError,
+    ProtocolError,
+    WeightSyncError,
+)
+from weightsync.fencing import check_incarnation
+from weightsync.hellos import RankHello, ReplicaHello
 from weightsync.messages import (
     Accepted,
     Agree,
@@ -33,8 +42,6 @@ from weightsync.messages import (
     LinkFailed,
     LinkReady,
     Manifests,
-    RankHello,
-    ReplicaHello,
     ToReplica,
     Withdraw,
     Withdrawn,
@@ -44,28 +51,45 @@ from weightsync.together import Together
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
+    from weightsync.announcing import EngineName
     from weightsync.peer import Peer
     from weightsync.spec import Manifest
 
 
 class Hub:
-    """Lives in the loop of rank 0 of a replica."""
+    """Lives in the loop of rank 0 of a replica.
 
-    def __init__(
-        self, replica: str, mode: str, world_size: int, lease: float = DEFAULT_LEASE
+    A ``patient`` one waits for ranks that go before the replica is introduced.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what rank 0 says of the replica, one each.
+        self,
+        replica: str,
+        mode: str,
+        world_size: int,
+        lease: float = DEFAULT_LEASE,
+        instance: str = "",
+        engine: EngineName = "shm",
+        *,
+        patient: bool = False,
     ) -> None:
         self.replica: Final = replica
+        self.instance: Final = instance
+        self.patient: Final = patient
         self.world_size: Final = world_size
         self.lease: Final = lease
+        self.engine: Final = engine
         self.complete = anyio.Event()
         self.ended: Ended | None = None
+        self.term = ""
         self._mode: Any = mode
         self._leader: Peer | None = None
         self._ranks: dict[int, Peer] = {}
-        self._handles: dict[int, str] = {}
         self._manifests: dict[int, Manifest] = {}
+        self._hellos: dict[int, RankHello] = {}
         self._ready: set[int] = set()
         self._planned: dict[int, dict[int, bytes]] = {}
+        self._faults: dict[int, Fault] = {}
         self._credits: dict[int, int] = {}
         self._credited = False
         self._withdrawing: set[int] = set()
@@ -79,24 +103,44 @@ class Hub:
         """Admit a rank; PlanError where it does not belong."""
         if self.ended is not None:
             raise PeerError(f"replica {self.replica!r} has ended")
-        mine = (self.replica, self.world_size, self._mode)
-        theirs = (hello.replica, hello.world_size, hello.mode)
+        mine = (self.replica, self.world_size, self._mode, self.engine)
+        theirs = (hello.replica, hello.world_size, hello.mode, hello.engine)
         if mine != theirs or hello.rank >= self.world_size:
             message = (
-                f"rank {hello.rank} with (replica, world_size, mode) {theirs} does not "
-                f"fit rank 0 with {mine}"
+                f"rank {hello.rank} with (replica, world_size, mode, engine) {theirs} "
+                f"does not fit rank 0 with {mine}"
             )
             raise PlanError(message)
+        who = f"rank {hello.rank} of replica {self.replica!r}"
+        check_incarnation(who, hello.incarnation, "rank 0")
         if hello.rank in self._ranks:
             message = f"replica {self.replica!r} has a rank {hello.rank} already"
             raise PlanError(message)
         self._ranks[hello.rank] = peer
-        self._handles[hello.rank] = hello.handle
+        self._hellos[hello.rank] = hello
         self._manifests[hello.rank] = manifest
         if self.world_size > 1:
             peer.post(Accepted())
         if len(self._ranks) == self.world_size:
             self.complete.set()
+
+    def supersede(self) -> bool:
+        """Give way to another rank 0, unless the replica was introduced already."""
+        if self._leader is not None or self.ended is not None:
+            return False
+        message = f"another process has become rank 0 of replica {self.replica!r}"
+        self.end(Ended(Fault.of(FencedError(message))))
+        return True
+
+    def _forget(self, rank: int) -> None:
+        """There is no replica yet: another process may still become this rank.
+
+        Ranks that join again come and go with the timeouts of their callers.
+        """
+        for known in (self._ranks, self._hellos, self._manifests):
+            known.pop(rank, None)
+        if self.complete.is_set():
+            self.complete = anyio.Event()
 
     @property
     def missing(self) -> list[int]:
@@ -105,9 +149,27 @@ class Hub:
 
     @property
     def hello(self) -> ReplicaHello:
-        """What to say to the leader."""
-        handles = tuple(self._handles[rank] for rank in range(self.world_size))
-        return ReplicaHello(self.replica, self._mode, handles, self.lease)
+        """What to say to the leader; PeerError while a rank is missing."""
+        if self.missing:
+            message = f"replica {self.replica!r}: ranks {self.missing} are missing"
+            raise PeerError(message)
+        hellos = [self._hellos[rank] for rank in range(self.world_size)]
+        versions = [hello.last for hello in hellos]
+        known = [version for version in versions if version is not None]
+        return ReplicaHello(
+            self.replica,
+            self._mode,
+            tuple([hello.handle for hello in hellos]),
+            self.lease,
+            max(known, default=None),
+            all(hello.holds for hello in hellos) and len(set(versions)) == 1,
+            self.instance,
+            self.engine,
+        )
+
+    def is_as(self, hello: ReplicaHello) -> bool:
+        """Whether this is still what to say."""
+        return self.ended is None and not self.missing and self.hello == hello
 
     def speak(self, leader: Peer) -> None:
         """Introduce the replica, which is complete, to the leader."""
@@ -130,6 +192,7 @@ class Hub:
                 if len(self._ready) == self.world_size:
                     self._tell_leader(message)
             case LinkFailed():
+                self._faults[rank] = message.fault
                 self._tell_leader(message)
             case Agreed():
                 self._on_agreed(rank, message)
@@ -141,7 +204,8 @@ class Hub:
             case Arrived():
                 self._on_arrived(rank, message)
             case Leaving():
-                self.rank_lost(rank, PeerError("it left"), clean=True)
+                if self._leader is not None or not self.patient:
+                    self.rank_lost(rank, PeerError("it left"), clean=True)
             case _:
                 raise ProtocolError(f"rank {rank} sent {type(message).__name__}")
 
@@ -149,6 +213,11 @@ class Hub:
         """A replica that lacks a rank is no replica: it leaves the pool."""
         if self.ended is not None:
             return
+        if self.patient and self._leader is None:
+            self._forget(rank)
+            return
+        if rank in self._faults:  # for which it leaves, whatever comes first
+            error, clean = self._faults[rank].error(), False
         if clean:
             self._tell_leader(Leaving())
         what = "left" if clean else f"failed: {error}"
@@ -213,12 +282,17 @@ class Hub:
 
     # What the leader says
 
-    def on_leader(self, message: ToReplica) -> None:  # noqa: C901 -- as above.
+    def on_leader(  # noqa: C901, PLR0915 -- as above.
+        self, message: ToReplica
+    ) -> None:
         """Act on what the leader says; most of it is for every rank."""
         match message:
             case FormLink():
                 self._tell_ranks(replace(message, together=self._together))
-            case Layout() | Accepted():
+            case Accepted():
+                self.term = f" of term {message.term}"
+                self._tell_ranks(message)
+            case Layout():
                 self._tell_ranks(message)
             case Agree():
                 self._planned[message.number] = {}
@@ -229,6 +303,8 @@ class Hub:
                 self._arrived.clear()
                 self._withdrawing.clear()
                 self._credited = False
+                self._tell_ranks(message)
+            case AllPut():
                 self._tell_ranks(message)
             case Discard():
                 # A version that is whole stays, however late the leader gave it up.

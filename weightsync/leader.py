@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Final, assert_never
 import anyio
 import msgspec
 
-from weightsync.admission import admitting, converse, manifests
+from weightsync.admission import admitting, check_alike, converse, manifests
+from weightsync.admittance import Admittance
+from weightsync.elastic import Kept, Propose
+from weightsync.engines import OneEngine
 from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
+from weightsync.fencing import check_incarnation
+from weightsync.hellos import ObserverHello, ReplicaHello, Superseded, TrainerHello
 from weightsync.membership import AskMembership, TellMembership
 from weightsync.messages import (
     Agreed,
@@ -30,27 +35,27 @@ from weightsync.messages import (
     LinkOffered,
     LinkReady,
     Manifests,
-    ObserverHello,
     PushCancel,
     PushRequest,
     PutEnded,
-    ReplicaHello,
-    TrainerHello,
     Verified,
     Withdraw,
     Withdrawn,
 )
 from weightsync.peer import Conversations, MessageStream, Peer
-from weightsync.pool import Members, Replica
+from weightsync.pool import Members
 from weightsync.push import Pushes
 from weightsync.roster import membership
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightsync.errors import FencedError
+    from weightsync.fencing import Fence
+    from weightsync.replica import Replica
     from weightsync.runtime import Tasks
 
-Hello = TrainerHello | ReplicaHello | ObserverHello
+Hello = TrainerHello | ReplicaHello | ObserverHello | Superseded
 Incoming = FromTrainer | FromReplica | FromObserver
 
 _hellos: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
@@ -61,13 +66,23 @@ OBSERVER_QUEUED: Final = 256
 
 
 class Leader:
-    """Lives in the loop of trainer rank 0. ``tasks`` must outlive it."""
+    """Lives in the loop of trainer rank 0, whose ``mine`` is the measure of all.
 
-    def __init__(self, world_size: int, tasks: Tasks) -> None:
+    ``tasks`` must outlive it.
+    """
+
+    def __init__(self, mine: TrainerHello, tasks: Tasks, fence: Fence) -> None:
         self._tasks = tasks
+        self._mine = mine
+        self._fence = fence
         self._conversations = Conversations()
-        self.members = Members(world_size, self._after)
-        self.pushes = Pushes(self.members, self._after)
+        self.members = Members(mine.world_size, self._after, mine.epoch)
+        self.members.term = fence.term
+        self.members.admittance = Admittance(mine.admit)
+        if fence.store is not None:
+            self.members.assure = self._assure
+        self.pushes = Pushes(self.members, self._after, replay=mine.replay)
+        self._engines = OneEngine(self.members.replicas)
 
     async def attend(self, hello: bytes, stream: MessageStream) -> None:
         """Converse with whoever has connected, until the end."""
@@ -81,6 +96,8 @@ class Leader:
         elif isinstance(body, ReplicaHello):
             stream.peer = f"replica {body.replica!r}"
             await self._attend_replica(body, stream)
+        elif isinstance(body, Superseded):
+            self._end_term(self._fence.passed(body.term))
         else:
             stream.peer = f"the observer at {stream.peer}"
             await self._attend_observer(body, stream)
@@ -99,15 +116,23 @@ class Leader:
             peer.post(Ended())
             peer.finish()
         await self._conversations.flush()
+        self._fence.store = None
 
     # Trainer ranks
 
     async def _attend_trainer(self, hello: TrainerHello, stream: MessageStream) -> None:
         peer = Peer(stream, lease=hello.lease)
         async with admitting(peer, stream):
+            check_alike(hello, self._mine)
+            check_incarnation(
+                f"trainer rank {hello.rank}", hello.incarnation, "trainer rank 0"
+            )
+            self._engines.trainer(hello.rank, hello.engine)
             self.members.trainer_joined(hello.rank, hello.world_size, peer)
         handle = partial(self._on_trainer, hello.rank)
         end = await converse(self._conversations, peer, handle)
+        if not end.left:
+            await self._look()
         self.members.trainer_lost(hello.rank, end.error, clean=end.left)
 
     def _on_trainer(  # noqa: C901 -- one case a message.
@@ -122,6 +147,8 @@ class Leader:
                 self.pushes.verified(rank, message)
             case PutEnded():
                 self.pushes.put_ended(rank, message)
+            case Kept():
+                self.pushes.kept(rank, message)
             case Agreed():
                 self._agreed(rank, message)
             case LinkOffered():
@@ -130,7 +157,7 @@ class Leader:
                 self.members.linked(rank, message.link)
             case LinkFailed():
                 self._link_failed(rank, message)
-            case AskMembership():
+            case AskMembership() | Propose():
                 self._tell_membership(self.members.trainers[rank], message)
             case Leaving():
                 self.members.trainers[rank].finish()
@@ -144,11 +171,14 @@ class Leader:
     async def _attend_replica(self, hello: ReplicaHello, stream: MessageStream) -> None:
         peer = Peer(stream, lease=hello.lease)
         async with admitting(peer, stream):
+            self._engines.replica(hello.replica, hello.engine)
             held = await manifests(stream, len(hello.handles))
             replica = self.members.replica_joined(hello, held, peer)
         handle = partial(self._on_replica, replica)
         end = await converse(self._conversations, peer, handle)
         reason = "it left" if end.left else str(end.error)
+        if not end.left:
+            await self._look()
         self.members.drop(replica, PeerError(reason), clean=end.left)
 
     def _on_replica(  # noqa: C901 -- one case a message.
@@ -189,7 +219,7 @@ class Leader:
 
         def handle(message: FromObserver) -> None:
             match message:
-                case AskMembership():
+                case AskMembership() | Propose():
                     self._tell_membership(peer, message)
                 case Leaving():
                     peer.finish()
@@ -201,7 +231,28 @@ class Leader:
         finally:
             self.members.observers.discard(peer)
 
-    def _tell_membership(self, peer: Peer, asked: AskMembership) -> None:
+    # Terms
+
+    def _assure(self, act: Callable[[], None]) -> None:
+        async def look() -> None:
+            await self._look()
+            act()
+
+        self._tasks.start_soon(look)
+
+    async def _look(self) -> None:
+        """Something broke: was it because other trainers took over?"""
+        if self.members.error is None:
+            self._end_term(await self._fence.look())
+
+    def _end_term(self, error: FencedError | None) -> None:
+        if error is not None:
+            self.members.fail(error)
+
+    def _tell_membership(self, peer: Peer, asked: AskMembership | Propose) -> None:
+        """Answer, after what is proposed is done."""
+        if isinstance(asked, Propose):
+            self.members.propose(asked.names)
         now = time.monotonic()
         found = membership(self.members, self.pushes.last_version, now)
         peer.post(TellMembership(asked.number, found))

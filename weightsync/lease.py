@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.core import Core
-    from weightsync.generator import GeneratorRank
-    from weightsync.session import GeneratorSession
+    from weightsync.reading import Reading
+    from weightsync.rejoining import GeneratorSession
 
 _held: Final[ContextVar[tuple[int, ...]]] = ContextVar("_held", default=())
 """The generators (by id) of which this task, or the one that started it, has a lease.
@@ -26,10 +26,14 @@ Such a task must not let a switch go first, which waits for the lease that it ha
 
 
 class Weights(NamedTuple):
-    """What a read lease shows: a version, and the registered tensors by name."""
+    """What a read lease shows: a version, and the registered tensors by name.
+
+    ``epoch`` is that in which the version is counted; see ``Trainer``.
+    """
 
     version: int | None
     tensors: dict[str, Tensor]
+    epoch: int = 0
 
 
 class Lease:
@@ -48,47 +52,49 @@ class Lease:
     ) -> None:
         self._core = core
         self._tensors = tensors
-        self._rank: GeneratorRank | None = None
+        self._reading: Reading | None = None
 
     def __enter__(self) -> Weights:
         """Take the lease."""
-        rank = self._core.session.rank
-        return self._acquire(rank, polite=not _held_here(rank) and not _in_event_loop())
+        reading = self._core.session.reading
+        return self._acquire(
+            reading, polite=not _held_here(reading) and not _in_event_loop()
+        )
 
     def __exit__(self, *_: object) -> None:
         """Give it back."""
-        rank, self._rank = self._rank, None
-        if rank is None:
+        reading, self._reading = self._reading, None
+        if reading is None:
             return
         others = list(_held.get())
-        if id(rank) in others:
-            others.remove(id(rank))
+        if id(reading) in others:
+            others.remove(id(reading))
             _held.set(tuple(others))
-        if rank.release() and self._core.open:
-            self._core.runtime.post(_call, rank.notify)
+        if reading.release() and self._core.open:
+            self._core.runtime.post(_call, reading.notify)
 
     async def __aenter__(self) -> Weights:
         """Take the lease; wait for a switch that is wanted or under way."""
-        rank = self._core.session.rank
-        if rank.lease_waits and not _held_here(rank):
-            await self._core.runtime.acall(rank.wait_for_switch)
-        return self._acquire(rank, polite=False)
+        reading = self._core.session.reading
+        if reading.lease_waits and not _held_here(reading):
+            await self._core.runtime.acall(reading.wait_for_switch)
+        return self._acquire(reading, polite=False)
 
     async def __aexit__(self, *_: object) -> None:
         """Give it back."""
         self.__exit__()
 
-    def _acquire(self, rank: GeneratorRank, *, polite: bool) -> Weights:
-        if self._rank is not None:
+    def _acquire(self, reading: Reading, *, polite: bool) -> Weights:
+        if self._reading is not None:
             raise ClosedError("a lease can be entered once at a time")
-        version = rank.acquire(polite=polite)
-        self._rank = rank
-        _held.set((*_held.get(), id(rank)))
-        return Weights(version, self._tensors)
+        version, epoch = reading.acquire(polite=polite)
+        self._reading = reading
+        _held.set((*_held.get(), id(reading)))
+        return Weights(version, self._tensors, epoch)
 
 
-def _held_here(rank: GeneratorRank) -> bool:
-    return id(rank) in _held.get()
+def _held_here(reading: Reading) -> bool:
+    return id(reading) in _held.get()
 
 
 async def _call(function: Callable[[], Any]) -> None:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
+import anyio
 from torch._C._distributed_c10d import ReconfigureOptions
 
-from weightsync.backend import create_shm
-from weightsync.casting import Scratch, batches
+from weightsync.engine import Goods
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PeerError, ProtocolError
 from weightsync.plan import Plan, make_plan
 from weightsync.remembered import Remembered
-from weightsync.sending import Addressed, Parcel, Sending
-from weightsync.slots import HEADER_BYTES, Header, Slots, table
+from weightsync.sending import Addressed
+from weightsync.slots import HEADER_BYTES, Header, Slots
 from weightsync.window import Window
 
 if TYPE_CHECKING:
@@ -31,12 +29,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightsync.engine import Engine
     from weightsync.messages import Expect, FormLink, Layout, Put
+    from weightsync.sending import Parcel, Sending
     from weightsync.spec import Manifest
     from weightsync.window import Operation
-
-TRAINER_WINDOW: Final = 64
-"""Bytes of a trainer rank's window: nobody puts into it, but every rank has one."""
 
 _PROCESS: Final = re.compile(r"\brank (\d+) (?=\(process \d+\))")
 
@@ -44,10 +41,12 @@ _PROCESS: Final = re.compile(r"\brank (\d+) (?=\(process \d+\))")
 class Prepared:
     """A plan, and what is derived from it once: totals, and what to put into a slot."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, engine: Engine) -> None:
         self.plan: Final = plan
         self.parcels: dict[int, dict[int, Parcel]] = {}
+        self._engine: Final = engine
         self._totals: dict[tuple[int, int], tuple[int, int]] = {}
+        self._puts: dict[tuple[int, int], int] = {}
 
     def totals(self, trainer: int, generator: int) -> tuple[int, int]:
         """Rows and bytes from one rank to another; (0, 0) where nothing moves."""
@@ -57,9 +56,13 @@ class Prepared:
         return self._totals[pair]
 
     def signals(self, trainer: int, generator: int) -> int:
-        """Signals of one push: one a row and one for the header, if anything moves."""
-        rows, _ = self.totals(trainer, generator)
-        return rows + 1 if rows else 0
+        """Signals of one push: one a put and one for the header, if anything moves."""
+        pair = (trainer, generator)
+        if pair not in self._puts:
+            casts = [cast.run for cast in self.plan.casts(*pair)]
+            puts = self._engine.puts([*self.plan.runs(*pair), *casts])
+            self._puts[pair] = puts + 1 if puts else 0
+        return self._puts[pair]
 
     def header(self, head: Put | Expect, trainer: int, generator: int) -> Header:
         """The header that a trainer rank puts last."""
@@ -77,11 +80,13 @@ class Link:
     def __init__(
         self,
         layouts: Remembered[bytes, Layout],
+        engine: Engine,
         *,
         trainer: int | None = None,
         generator: int | None = None,
     ) -> None:
-        self.group: Any = create_shm(None, enable_reconfigure=True)
+        self.engine: Final = engine
+        self.group: Any = engine.group()
         self.handle: Final[str] = self.group.get_reconfigure_handle()
         self.trainers = 0
         self._ends: Final = {"trainer": trainer, "generator": generator}
@@ -104,14 +109,19 @@ class Link:
         options.handles = list(form.handles)
         options.timeout = timedelta(seconds=form.seconds)
         self.group.set_timeout(timedelta(seconds=form.seconds))
-        self.group.reconfigure(options).wait()
-        self._window = Window(self.group, memory)
+        with self.engine.here():
+            self.group.reconfigure(options).wait()
+            self._window = Window(self.group, memory)
         self.trainers = form.trainers
         self._replica = form.manifests
 
     def abort(self) -> None:
         """End every operation of this link, soon. Idempotent; blocks briefly."""
         self.group.abort()
+
+    def dispose(self) -> None:
+        """Let go of the window's memory; after ``abort``."""
+        self._window = None
 
     @contextmanager
     def naming(self) -> Generator[None]:
@@ -131,7 +141,7 @@ class Link:
         return f"generator rank {rank - self.trainers} "
 
     def plan(self, layout: bytes) -> Prepared:
-        """Make or find the plan of this rank's own pairs; a use of the layout.
+        """Make or find the plan of this rank's own pairs; that is no use of the layout.
 
         Takes seconds for a large model, and may run beside the loop, in a thread. Every
         push calls it: a plan that was made for the agreement, and is not forgotten by
@@ -139,12 +149,13 @@ class Link:
 
         Raises ProtocolError for a layout that was never sent, or is forgotten.
         """
-        if not self._layouts.use(layout):
+        if layout not in self._layouts:
             raise ProtocolError(f"layout {layout.hex()} was never sent")
         prepared = self._plans.get(layout)
         if prepared is None:
             trainers = self._layouts[layout].manifests
-            prepared = Prepared(make_plan(trainers, self._replica, **self._ends))
+            plan = make_plan(trainers, self._replica, **self._ends)
+            prepared = Prepared(plan, self.engine)
         self._plans.put(layout, prepared)
         return prepared
 
@@ -152,12 +163,15 @@ class Link:
 class TrainerLink(Link):
     """A trainer rank's end: it puts. All links of a rank share ``layouts``."""
 
-    def __init__(self, rank: int, layouts: Remembered[bytes, Layout]) -> None:
-        super().__init__(layouts, trainer=rank)
+    def __init__(
+        self, rank: int, layouts: Remembered[bytes, Layout], engine: Engine
+    ) -> None:
+        super().__init__(layouts, engine, trainer=rank)
         self._rank: Final = rank
         self._slots: list[Slots] = []
-        self._scratch: Final = Scratch()
+        self._scratch: Any = None
         self._sending: Sending | None = None
+        self._turn = anyio.Lock()
         self._sequence = 0
         self._stopped = 0
 
@@ -165,7 +179,10 @@ class TrainerLink(Link):
         """Form the link and map the windows of the replica. Blocks."""
         mode = Mode(form.mode)
         self._slots = [Slots.of(mode, manifest) for manifest in form.manifests]
-        self.form(form, Window.allocate(self.group, TRAINER_WINDOW))
+        largest = max([slots.nbytes for slots in self._slots], default=0)
+        share = self.engine.share(self.group, largest)
+        self._scratch = share.scratch
+        self.form(form, share.window)
         generators = range(form.trainers, form.trainers + len(form.manifests))
         self.window.connect(list(generators))
 
@@ -181,24 +198,32 @@ class TrainerLink(Link):
                         self.window.prepare(runs, parcel.peer)
         return prepared
 
-    async def put(self, put: Put, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    async def put(
+        self, put: Put, tensors: Sequence[Tensor], after: Any = None
+    ) -> tuple[int, ...]:
         """Put this rank's runs and headers; return the signals sent to each rank.
 
+        The values are final ``after`` a mark of the engine.
         After ``stop`` it returns what was sent until then; no tensor is read any more.
         Raises PeerError when a rank of the replica is gone, PlanError for a tensor that
         has lost its memory.
         """
-        prepared = self.plan(put.layout)
-        sending = Sending(self.window, self.ranks, self._scratch, self.naming)
-        self._sequence, self._sending = put.sequence, sending
-        if put.sequence <= self._stopped:
-            sending.stop()
-        names = self._layouts[put.layout].manifests[self._rank].names
-        try:
-            addressed = self._addressed(put, prepared)
-            await sending.run(tensors, addressed, names)
-        finally:
-            self._sending = None
+        # The next may begin while the end of this one has still to be noticed here.
+        async with self._turn:
+            prepared = self.plan(put.layout)
+            sending = self.engine.sending(
+                self.window, self.ranks, self._scratch, self.naming
+            )
+            sending.after = after
+            self._sequence, self._sending = put.sequence, sending
+            if put.sequence <= self._stopped:
+                sending.stop()
+            names = self._layouts[put.layout].manifests[self._rank].names
+            try:
+                addressed = self._addressed(put, prepared)
+                await sending.run(tensors, addressed, names)
+            finally:
+                self._sending = None
         if sending.failure is not None:
             raise sending.failure
         return tuple(sending.sent)
@@ -234,31 +259,24 @@ class TrainerLink(Link):
     def _parcels(self, plan: Plan, slot: int, pushed: int) -> dict[int, Parcel]:
         parcels: dict[int, Parcel] = {}
         for trainer, rank in plan.pairs:
-            slots = self._slots[rank]
-            at, base = slots.header(slot, trainer), slots.data(slot)
-            runs = table(plan.runs(trainer, rank), base)
-            casts = batches(plan.casts(trainer, rank), base)
-            peer = self.trainers + rank
-            if casts:
-                last = replace(casts[-1], runs=_and_header(casts[-1].runs, 1, at))
-                exact = runs if len(runs) else None
-                parcels[rank] = Parcel(peer, exact, (*casts[:-1], last))
-            else:
-                parcels[rank] = Parcel(peer, _and_header(runs, pushed, at), ())
+            slots, peer = self._slots[rank], self.trainers + rank
+            goods = Goods(
+                peer,
+                plan.runs(trainer, rank),
+                plan.casts(trainer, rank),
+                slots.data(slot),
+                slots.header(slot, trainer),
+                pushed,
+            )
+            parcels[rank] = self.engine.parcel(goods)
         return parcels
-
-
-def _and_header(runs: Tensor, tensor: int, at: int) -> Tensor:
-    """Append to a table the run that puts the header, which is this tensor."""
-    last = [tensor, 0, at, 1, HEADER_BYTES, HEADER_BYTES, HEADER_BYTES]
-    return torch.cat([runs, torch.tensor([last], dtype=torch.int64)])
 
 
 class GeneratorLink(Link):
     """A generator rank's end: it waits for signals."""
 
-    def __init__(self, rank: int, slots: Slots) -> None:
-        super().__init__(Remembered(), generator=rank)
+    def __init__(self, rank: int, slots: Slots, engine: Engine) -> None:
+        super().__init__(Remembered(), engine, generator=rank)
         self._rank: Final = rank
         self._slots: Final = slots
         self._names: tuple[bytes, frozenset[str]] | None = None
@@ -267,12 +285,33 @@ class GeneratorLink(Link):
         """Remember the manifests of the trainer ranks for the pushes to come."""
         self._layouts.put(layout.digest, layout)
 
-    def await_signals(self, expect: Expect) -> tuple[Operation, Prepared]:
-        """Start to wait for exactly the signals that the plan promises."""
+    def use(self, layout: bytes) -> None:
+        """A version in this layout is on its way."""
+        self._layouts.use(layout)
+
+    def await_signals(
+        self, expect: Expect, announced: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Operation, Prepared]:
+        """Start to wait for exactly the signals that the plan promises.
+
+        Raises ProtocolError where others were ``announced``: nothing is waited for.
+        """
         prepared = self.plan(expect.layout)
-        counts = {t: prepared.signals(t, self._rank) for t in range(self.trainers)}
-        expected = {trainer: count for trainer, count in counts.items() if count}
-        return self.window.wait_signals(expected), prepared
+        counts = [prepared.signals(t, self._rank) for t in range(self.trainers)]
+        if announced is not None and list(announced[self._rank]) != counts:
+            message = (
+                f"trainer ranks put {list(announced[self._rank])} times; expected "
+                f"{counts}"
+            )
+            raise ProtocolError(message)
+        return self.take_signals(counts), prepared
+
+    def take_signals(
+        self, counts: Sequence[int], timeout: float | None = None
+    ) -> Operation:
+        """Start to wait for so many signals of each trainer rank."""
+        expected = {trainer: count for trainer, count in enumerate(counts) if count}
+        return self.window.wait_signals(expected, timeout=timeout)
 
     def check_headers(self, expect: Expect, prepared: Prepared, slot: int) -> int:
         """Compare all headers with what was announced; return the bytes received.
@@ -280,11 +319,13 @@ class GeneratorLink(Link):
         Raises ProtocolError naming the trainer rank whose header differs.
         """
         total = 0
-        memory = self.window.local
+        first = self._slots.header(slot, 0)
+        end = self._slots.header(slot, self.trainers)
+        memory = self.engine.read(self.window.local[first:end])
         for trainer in range(self.trainers):
             if not prepared.signals(trainer, self._rank):
                 continue
-            at = self._slots.header(slot, trainer)
+            at = trainer * HEADER_BYTES
             found = Header.unpack(memory[at : at + HEADER_BYTES])
             wanted = prepared.header(expect, trainer, self._rank)
             if found != wanted:

@@ -217,9 +217,10 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_kind(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise UnsupportedError(
-            f"{name!r}: is on device {str(tensor.device)!r}; only the CPU is supported"
+            f"{name!r}: is on device {str(tensor.device)!r}; only the CPU and CUDA are "
+            f"supported"
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)

@@ -20,8 +20,8 @@ REMEMBERED_EVENTS: Final = 1024
 """So many events are remembered, by the leader and by whoever follows it."""
 
 Role = Literal["trainer", "replica"]
-State = Literal["joining", "active"]
-Kind = Literal["joined", "left", "failed"]
+State = Literal["waiting", "joining", "active"]
+Kind = Literal["waiting", "joined", "left", "failed", "fenced", "unready"]
 
 
 class LastPush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,10 +49,11 @@ class TrainerMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A replica with this many ``ranks``; all times in seconds.
 
+    ``waiting`` until it is proposed, where only proposed replicas are admitted;
     ``joining`` until its link is formed, then ``active``: pushes go to it. ``version``
-    is the last that is whole on all of its ranks; None before the first. ``lease`` and
-    ``silent`` (since its last sign of life) are of its rank 0, which watches over the
-    others. ``age`` counts from when it joined.
+    is the last that is whole on all of its ranks; None before the first. ``epoch`` is
+    that of its count. ``lease`` and ``silent`` (since its last sign of life) are of its
+    rank 0, which watches over the others. ``age`` counts from when it joined.
     """
 
     name: str
@@ -64,13 +65,27 @@ class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease: float | None
     silent: float
     age: float
+    epoch: int = 0
+
+
+class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The names that make up the pool; ``number`` counts the proposals of the job.
+
+    It is 0 where only proposed replicas are admitted and none was proposed yet.
+    """
+
+    number: int
+    names: tuple[str, ...]
 
 
 class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is in the job at one moment, as the leader (trainer rank 0) knows it.
 
     ``trainers`` are those of ``world_size`` ranks that have joined; ``version`` is the
-    last that any replica was delivered; ``number`` is that of the last event before.
+    last that any replica was delivered, or held when it joined, and ``epoch`` that of
+    its count; ``number`` is that of the last event before. ``term`` counts the leaders
+    that the job has had in this store. ``proposal`` is the one in force, None where
+    every replica is admitted.
     """
 
     number: int
@@ -78,6 +93,9 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int | None
     trainers: tuple[TrainerMember, ...]
     replicas: dict[str, ReplicaMember]
+    epoch: int = 0
+    term: int = 0
+    proposal: Proposal | None = None
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -87,11 +105,13 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One change: who joined, left, or failed for which reason.
+    """One change: who joined, left, failed or was fenced, for which reason.
 
-    ``number`` counts all events of the job from 1; ``time`` is that of the leader's
-    clock, in seconds since 1970. ``name`` is that of a replica, or the number of a
-    trainer rank.
+    A replica that is ``waiting`` has to be proposed before it joins. One that is
+    ``unready`` is in the pool and stays without version until the next push, because
+    the version that is kept does not fit it. ``number`` counts all events of the job
+    from 1; ``time`` is that of the leader's clock, in seconds since 1970. ``name`` is
+    that of a replica, or the number of a trainer rank.
     """
 
     number: int
@@ -108,7 +128,9 @@ class MembershipEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{who} {self.kind}" + (f": {self.reason}" if self.reason else "")
 
 
-class Happened(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Happened(
+    msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, dict=True
+):
     """Leader to trainer ranks and observers: events, in order."""
 
     events: tuple[MembershipEvent, ...]

@@ -7,12 +7,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from weightsync.announcing import AllPut, EngineName
+from weightsync.elastic import Keep, Kept, Name, Propose
 from weightsync.errors import RemoteFault, WeightSyncError
 from weightsync.membership import AskMembership, Happened, TellMembership
 from weightsync.spec import Manifest
 from weightsync.stats import PushReport
 from weightsync.together import Together
-from weightsync.vigil import DEFAULT_LEASE, LONGEST_LEASE, SHORTEST_LEASE
 
 MAX_RANKS: Final = 4096
 """Limit of trainer ranks and of ranks of one replica; also in csrc/shm/control.h."""
@@ -20,16 +21,14 @@ MAX_RANKS: Final = 4096
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 OnBusy = Literal["wait", "skip"]
 Require = Literal["any", "all"]
 Slots = Literal["staged", "swap", "inplace"]
-Lease = Annotated[float, Meta(ge=SHORTEST_LEASE, le=LONGEST_LEASE)]
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of everything that is sent: immutable, tagged with its class name."""
 
 
@@ -50,78 +49,44 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return RemoteFault.decode(self.kind, prefix + self.message)
 
 
-# Hello bodies; the lease is that of the channel, for both sides
-
-
-class TrainerHello(_Message, frozen=True):
-    """A trainer rank to the leader."""
-
-    rank: Rank
-    world_size: Size
-    lease: Lease = DEFAULT_LEASE
-
-
-class ReplicaHello(_Message, frozen=True):
-    """A replica, by its rank 0, to the leader. Manifests and handles by rank."""
-
-    replica: Name
-    mode: Slots
-    handles: tuple[Text, ...]
-    lease: Lease = DEFAULT_LEASE
-
-
-class RankHello(_Message, frozen=True):
-    """A rank of a replica to its rank 0."""
-
-    replica: Name
-    rank: Rank
-    world_size: Size
-    mode: Slots
-    handle: Text
-    lease: Lease = DEFAULT_LEASE
-
-
-class ObserverHello(_Message, frozen=True):
-    """Whoever follows the membership, and takes no part in anything, to the leader."""
-
-    lease: Lease = DEFAULT_LEASE
-
-
 # Links
 
 
-class Manifests(_Message, frozen=True):
+class Manifests(Message, frozen=True):
     """The manifests of a replica, by rank; follows its hello."""
 
     together: Together
 
 
-class Accepted(_Message, frozen=True):
-    """The hello was accepted."""
+class Accepted(Message, frozen=True):
+    """The hello was accepted; by the leader of this term."""
+
+    term: Count = 0
 
 
-class Ended(_Message, frozen=True):
+class Ended(Message, frozen=True):
     """The last message; clean without a fault. ``untold``: a version may come after."""
 
     fault: Fault | None = None
     untold: bool = False
 
 
-class OfferLink(_Message, frozen=True):
+class OfferLink(Message, frozen=True, dict=True):
     """Leader to trainer ranks: prepare a process group for this replica."""
 
     link: Count
     replica: Name
+    engine: EngineName = "shm"
 
 
-class LinkOffered(_Message, frozen=True):
+class LinkOffered(Message, frozen=True):
     """The handle of the process group that was prepared."""
 
     link: Count
     handle: Text
 
 
-class FormLink(_Message, frozen=True, dict=True):
+class FormLink(Message, frozen=True, dict=True):
     """Form the link: trainer ranks first, then the ranks of the replica."""
 
     link: Count
@@ -138,27 +103,27 @@ class FormLink(_Message, frozen=True, dict=True):
         return self.together.manifests
 
 
-class LinkReady(_Message, frozen=True):
+class LinkReady(Message, frozen=True):
     """This side of the link is formed."""
 
     link: Count
 
 
-class LinkFailed(_Message, frozen=True):
+class LinkFailed(Message, frozen=True):
     """This side of the link cannot be formed, or broke."""
 
     link: Count
     fault: Fault
 
 
-class DropLink(_Message, frozen=True):
+class DropLink(Message, frozen=True, dict=True):
     """Leader to trainer ranks: tear this side of the link down."""
 
     link: Count
     reason: Text
 
 
-class Pool(_Message, frozen=True):
+class Pool(Message, frozen=True, dict=True):
     """Leader to trainer ranks: the replicas that the next push goes to."""
 
     replicas: tuple[Name, ...]
@@ -167,7 +132,7 @@ class Pool(_Message, frozen=True):
 # Pushes
 
 
-class Layout(_Message, frozen=True, dict=True):
+class Layout(Message, frozen=True, dict=True):
     """The manifests of all trainer ranks for a push, sent once for each layout."""
 
     digest: Digest
@@ -179,7 +144,7 @@ class Layout(_Message, frozen=True, dict=True):
         return self.together.manifests
 
 
-class Agree(_Message, frozen=True):
+class Agree(Message, frozen=True, dict=True):
     """Leader to all ranks of a link: plan your own part of a layout."""
 
     link: Count
@@ -187,7 +152,7 @@ class Agree(_Message, frozen=True):
     layout: Digest
 
 
-class Agreed(_Message, frozen=True):
+class Agreed(Message, frozen=True):
     """The digest of what was planned, or why nothing was.
 
     A replica answers once, with the sum of the digests of its ranks.
@@ -210,7 +175,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check_replicas: bool = False
 
 
-class PushRequest(_Message, frozen=True):
+class PushRequest(Message, frozen=True):
     """A trainer rank has called ``push`` for the ``push``-th time."""
 
     push: Count
@@ -221,20 +186,20 @@ class PushRequest(_Message, frozen=True):
     fault: Fault | None = None
 
 
-class PushCancel(_Message, frozen=True):
+class PushCancel(Message, frozen=True):
     """A trainer rank was cancelled in its ``push``-th push."""
 
     push: Count
 
 
-class Verify(_Message, frozen=True):
+class Verify(Message, frozen=True):
     """Leader to a trainer rank: digest the bytes of these pieces of its manifest."""
 
     push: Count
     pieces: tuple[Count, ...]
 
 
-class Verified(_Message, frozen=True):
+class Verified(Message, frozen=True):
     """The digests, in the order in which they were asked for."""
 
     push: Count
@@ -242,7 +207,7 @@ class Verified(_Message, frozen=True):
     fault: Fault | None = None
 
 
-class Put(_Message, frozen=True):
+class Put(Message, frozen=True, dict=True):
     """Leader to trainer ranks: put this version into a slot of a replica."""
 
     push: Count
@@ -253,7 +218,7 @@ class Put(_Message, frozen=True):
     layout: Digest
 
 
-class PutEnded(_Message, frozen=True):
+class PutEnded(Message, frozen=True):
     """A trainer rank puts no more; ``signals`` it sent to each rank of the replica."""
 
     link: Count
@@ -262,65 +227,67 @@ class PutEnded(_Message, frozen=True):
     fault: Fault | None = None
 
 
-class Stop(_Message, frozen=True):
+class Stop(Message, frozen=True, dict=True):
     """Leader to trainer ranks: stop putting and say how far you came."""
 
     link: Count
     sequence: Count
 
 
-class PushEnded(_Message, frozen=True):
-    """Leader to trainer ranks: the outcome of a push."""
+class PushEnded(Message, frozen=True, dict=True):
+    """Leader to trainer ranks: the outcome of a push, and what to keep of it."""
 
     push: Count
     report: PushReport | None
     fault: Fault | None = None
+    keep: Keep = "no"
 
 
 # Replicas
 
 
-class Credit(_Message, frozen=True):
+class Credit(Message, frozen=True):
     """This slot may be put into, once."""
 
     slot: Annotated[int, Meta(ge=0, le=1)]
 
 
-class Withdraw(_Message, frozen=True):
+class Withdraw(Message, frozen=True):
     """The credit given last is taken back, if it was not used."""
 
 
-class Withdrawn(_Message, frozen=True):
+class Withdrawn(Message, frozen=True):
     """It was not used."""
 
 
-class Expect(_Message, frozen=True):
+class Expect(Message, frozen=True):
     """Leader to a replica: the credit is used for this version."""
 
     sequence: Count
     version: int
     layout: Digest
+    epoch: Count = 0
 
 
-class Arrived(_Message, frozen=True):
+class Arrived(Message, frozen=True):
     """A rank of a replica has everything of a version."""
 
     sequence: Count
 
 
-class Commit(_Message, frozen=True):
+class Commit(Message, frozen=True):
     """Every rank of the replica has everything: the version is whole."""
 
     sequence: Count
 
 
-class Delivered(_Message, frozen=True):
+class Delivered(Message, frozen=True):
     """A replica to the leader: the version is whole."""
 
     sequence: Count
 
 
-class Discard(_Message, frozen=True):
+class Discard(Message, frozen=True):
     """Leader to a replica: take these signals and forget the version.
 
     ``signals[g][t]`` were sent by trainer rank t to rank g.
@@ -330,13 +297,13 @@ class Discard(_Message, frozen=True):
     signals: tuple[tuple[Count, ...], ...]
 
 
-class Discarded(_Message, frozen=True):
+class Discarded(Message, frozen=True):
     """A replica to the leader: the version is forgotten, and will not be committed."""
 
     sequence: Count
 
 
-class Leaving(_Message, frozen=True):
+class Leaving(Message, frozen=True):
     """The sender leaves; nothing is wrong."""
 
 
@@ -345,11 +312,13 @@ FromTrainer = (
     | PushCancel
     | Verified
     | PutEnded
+    | Kept
     | Agreed
     | LinkOffered
     | LinkReady
     | LinkFailed
     | AskMembership
+    | Propose
     | Leaving
 )
 ToTrainer = (
@@ -379,10 +348,12 @@ FromReplica = (
     | Discarded
     | Leaving
 )
-ToReplica = Accepted | Ended | FormLink | Layout | Agree | Expect | Discard | Withdrawn
+ToReplica = (
+    Accepted | Ended | FormLink | Layout | Agree | Expect | AllPut | Discard | Withdrawn
+)
 FromRank = (
     Manifests | LinkReady | LinkFailed | Agreed | Credit | Withdraw | Arrived | Leaving
 )
 ToRank = ToReplica | Commit
-FromObserver = AskMembership | Leaving
+FromObserver = AskMembership | Propose | Leaving
 ToObserver = Accepted | Ended | Happened | TellMembership

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightsync.admittance import check_names
 from weightsync.core import DEFAULT_TIMEOUT, observer_core
 from weightsync.events import Events
 from weightsync.observing import ObserverSession
@@ -12,11 +13,13 @@ from weightsync.transport import Transport
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightsync.membership import Membership
 
 
 class Observer(Transport[ObserverSession]):
-    """Follows the membership of a running job, and takes no part in it.
+    """Follows the membership of a running job, and may drive it; is no part of it.
 
     For schedulers, dashboards, and processes of generators: enter it with ``async
     with`` in any process that can read the store. It never delays the job: an observer
@@ -49,6 +52,16 @@ class Observer(Transport[ObserverSession]):
         session = self._core.session
         seconds = check_timeout(self._timeout if timeout is None else timeout)
         return await self._core.runtime.acall(session.following.ask, seconds)
+
+    async def propose(
+        self, replicas: Iterable[str] | None, *, timeout: float | None = None
+    ) -> Membership:
+        """Let the pool be the replicas of these names; see ``Trainer.propose``."""
+        names = None if replicas is None else check_names(replicas)
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        following = session.following
+        return await self._core.runtime.acall(following.propose, names, seconds)
 
     def events(self, *, after: int | None = None) -> Events:
         """Return an async iterator over membership events; see ``Trainer.events``."""

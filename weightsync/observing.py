@@ -8,8 +8,14 @@ import anyio
 
 from weightsync.errors import ClosedError, TimedOutError, WeightSyncError
 from weightsync.following import Following
+from weightsync.hellos import ObserverHello
 from weightsync.membership import Happened, TellMembership
-from weightsync.messages import Accepted, Ended, Leaving, ObserverHello, ToObserver
+from weightsync.messages import (
+    Accepted,
+    Ended,
+    Leaving,
+    ToObserver,
+)
 from weightsync.peer import Peer
 from weightsync.session import RETRY_SECONDS, Session
 from weightsync.store import FileAddress
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ObserverSession(Session):
-    """Follows the membership of a job, and takes no part in it."""
+    """Follows the membership of a job, and may propose one; is no part of it."""
 
     following: Following
 

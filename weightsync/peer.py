@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -72,8 +73,8 @@ class MessageStream(Protocol):
         """When anything came last, by ``time.monotonic``."""
         ...
 
-    async def send(self, message: object) -> None:
-        """Send one message."""
+    async def send(self, *messages: object) -> None:
+        """Send messages, in order."""
 
     async def receive(self) -> Any:
         """Return the next message."""
@@ -104,8 +105,9 @@ class Peer:
         if lease is not None and not isinstance(stream, _LocalStream):
             self._vigil = Vigil(lease, time.monotonic())
         self._queued: Final = queued
-        self._writing = False
-        self._send, self._queue = anyio.create_memory_object_stream[Any](math.inf)
+        self._queue: deque[object] = deque()
+        self._posted = anyio.Event()
+        self._sending = 0
         self._scope: anyio.CancelScope | None = None
         self._finishing = False
         self.lost: WeightSyncError | None = None
@@ -138,10 +140,11 @@ class Peer:
         """Queue a message. Nothing happens to one for a peer that is lost."""
         if self.lost is not None or self._finishing:
             return
-        if self._send.statistics().current_buffer_used >= self._queued:
+        if len(self._queue) + self._sending >= self._queued:
             self.drop(PeerError(f"{self.name} does not read its messages"))
             return
-        self._send.send_nowait(message)
+        self._queue.append(message)
+        self._posted.set()
 
     def drop(self, error: WeightSyncError) -> None:
         """End the conversation now, for this reason."""
@@ -153,12 +156,12 @@ class Peer:
     def finish(self) -> None:
         """End the conversation when what was posted is sent; hear nothing more."""
         self._finishing = True
-        self._send.close()
+        self._posted.set()
 
     def discard(self) -> None:
         """Forget what was posted: there will be no conversation, or it has ended."""
-        self._send.close()
-        self._queue.close()
+        self._finishing = True
+        self._queue.clear()
 
     async def run(self, handle: Callable[[Any], None]) -> WeightSyncError:
         """Converse until the end; return why it ended.
@@ -185,18 +188,28 @@ class Peer:
 
     async def _write(self) -> None:
         try:
-            async for message in self._queue:
-                self._writing = True
-                await self._stream.send(message)
-                self._writing = False
-                if self._vigil is not None:
-                    self._vigil.sent(time.monotonic())
+            while self._queue or not self._finishing:
+                await self._send_posted()
             await self._stream.send_eof()
         except WeightSyncError:
             # The reader will find the end, after what the peer said last.
             return
         await anyio.sleep(LINGER_SECONDS)
         self.drop(ClosedError(f"the channel to {self.name} was closed"))
+
+    async def _send_posted(self) -> None:
+        """Send all that was posted so far, together: that is one call for many."""
+        messages = tuple(self._queue)
+        self._queue.clear()
+        self._posted = anyio.Event()
+        if not messages:
+            await self._posted.wait()
+            return
+        self._sending = len(messages)
+        await self._stream.send(*messages)
+        self._sending = 0
+        if self._vigil is not None:
+            self._vigil.sent(time.monotonic())
 
     async def _read(self, handle: Callable[[Any], None]) -> None:
         try:
@@ -218,12 +231,12 @@ class Peer:
     async def _keep(self, vigil: Vigil) -> None:
         """Give signs of life, and end the conversation with a peer that gives none."""
         while not vigil.look(self._stream.heard, time.monotonic()):
-            if vigil.due(time.monotonic()) and not self._writing:
+            if vigil.due(time.monotonic()) and not self._sending:
                 self.post(Beat())
             await anyio.sleep(vigil.pause(time.monotonic()))
         silence = f"{self.name} gave no sign of life for {vigil.lease:g} s"
         self.lost = PeerError(silence)
-        if not self._writing:
+        if not self._sending:
             with anyio.move_on_after(FAREWELL_SECONDS), suppress(WeightSyncError):
                 await self._stream.send(Farewell(vigil.lease))
         self.drop(self.lost)
@@ -273,10 +286,11 @@ class _LocalStream:
         """Now: who is of this process is as alive as whoever asks."""
         return time.monotonic()
 
-    async def send(self, message: object) -> None:
-        """Hand the message over as it is; messages are immutable."""
+    async def send(self, *messages: object) -> None:
+        """Hand messages over as they are; messages are immutable."""
         try:
-            await self._send.send(message)
+            for message in messages:
+                await self._send.send(message)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise PeerError(f"{self.peer} is gone") from error
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from weightsync.admittance import Admittance
 from weightsync.agreement import Agreement
+from weightsync.counting import Counting
 from weightsync.errors import (
+    FencedError,
     PeerError,
     PlanError,
     ProtocolError,
@@ -34,23 +37,26 @@ from weightsync.messages import (
     Layout,
     OfferLink,
     Pool,
-    ReplicaHello,
 )
 from weightsync.remembered import Remembered
+from weightsync.replica import Replica
 from weightsync.together import Together
+from weightsync.watching import Watcher
 
 if TYPE_CHECKING:
     from anyio import CancelScope
 
-    from weightsync.fit import Fit
+    from weightsync.hellos import ReplicaHello
     from weightsync.membership import Kind, Role
     from weightsync.messages import Expect, Put
     from weightsync.peer import Peer
     from weightsync.spec import Manifest
-    from weightsync.stats import Status
 
 After = Callable[[float, Callable[[], None]], "CancelScope"]
 """Calls back after some seconds, unless the scope that it returns is cancelled."""
+
+Assure = Callable[[Callable[[], None]], None]
+"""Calls back when it is known that no other trainers have taken over the job."""
 
 MAX_OBSERVERS: Final = 64
 """Each costs the leader a message for each event."""
@@ -61,78 +67,20 @@ FORM_SECONDS: Final = 300.0
 """Limit for forming a link: mapping a large window takes about 0.4 s a GiB."""
 
 
-class Pushed(NamedTuple):
-    """What the last push did to a replica, and when."""
-
-    version: int
-    status: Status
-    reason: str
-    ended: float
-
-
-class Replica:
-    """One replica in the pool. Its link is ``active`` once every rank has formed it."""
-
-    def __init__(
-        self,
-        link: int,
-        hello: ReplicaHello,
-        manifests: tuple[Manifest, ...],
-        peer: Peer,
-    ) -> None:
-        self.link: Final = link
-        self.name: Final = hello.replica
-        self.mode: Final = hello.mode
-        self.handles: Final = hello.handles
-        self.manifests: Final = manifests
-        self.peer: Final = peer
-        self.offers: dict[int, str] = {}
-        self.ready: set[int | None] = set()
-        self.active = False
-        self.gone = False
-        self.credit: int | None = None
-        self.sequence = 0
-        self.since: Final = time.monotonic()
-        self.version: int | None = None
-        self.pushed: Pushed | None = None
-        self.fits: Remembered[tuple[bytes, bool, bool], Fit] = Remembered()
-        self.layouts: Remembered[bytes, Agreement] = Remembered()
-        self.timer: CancelScope | None = None
-
-    def cancel_timer(self) -> None:
-        """The link is formed, or never will be."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-    def __repr__(self) -> str:
-        """Show what decides."""
-        state = "gone" if self.gone else "active" if self.active else "joining"
-        return f"<Replica {self.name!r} {state}, credit {self.credit}>"
-
-
-class Watcher:
-    """Who wants to know what happens in the pool: the pushes under way."""
-
-    def ready(self, replica: Replica) -> None:
-        """A replica may be able to take a version: a slot is open, plans are agreed."""
-
-    def dropped(self, replica: Replica, error: WeightSyncError, *, clean: bool) -> None:
-        """A replica is out of the pool."""
-
-    def failed(self, error: WeightSyncError) -> None:
-        """The trainers are broken: no push can succeed any more."""
-
-
 class Members:
     """Trainer ranks and replicas, and what each has been told."""
 
-    def __init__(self, world_size: int, after: After) -> None:
+    def __init__(self, world_size: int, after: After, epoch: int | None = None) -> None:
         self.world_size: Final = world_size
+        self.epoch: Final = epoch
+        self.counting: Final = Counting(epoch)
+        self.term = 0
+        self.assure: Assure = _at_once
         self.trainers: dict[int, Peer] = {}
         self.replicas: dict[int, Replica] = {}
         self.error: WeightSyncError | None = None
         self.watcher = Watcher()
+        self.admittance = Admittance()
         self.observers: set[Peer] = set()
         self.log: Final = EventLog()
         self.since: dict[int, float] = {}
@@ -160,16 +108,18 @@ class Members:
         # Before it is accepted: to its caller all of this has happened.
         peer.post(Happened(tuple(self.log)))
         self._announce("joined", "trainer", str(rank))
-        peer.post(Accepted())
+        peer.post(Accepted(self.term))
         peer.post(self._pool())
         for replica in self.replicas.values():
-            peer.post(OfferLink(replica.link, replica.name))
+            if not replica.waiting:
+                peer.post(OfferLink(replica.link, replica.name, replica.engine))
 
     def trainer_lost(self, rank: int, error: WeightSyncError, *, clean: bool) -> None:
         """Without one trainer rank no version can be whole again: end everything."""
         self.trainers.pop(rank, None)
         what = "left" if clean else f"failed: {error}"
-        self._announce_end("trainer", str(rank), error, clean=clean)
+        reason = "" if clean else str(error)
+        self._announce("left" if clean else "failed", "trainer", str(rank), reason)
         self.fail(PeerError(f"trainer rank {rank} {what}"), clean=clean)
 
     def fail(self, error: WeightSyncError, *, clean: bool = False) -> None:
@@ -177,6 +127,8 @@ class Members:
         if self.error is not None:
             return
         self.error = error
+        if isinstance(error, FencedError):
+            self._announce("fenced", "trainer", "0", str(error))
         self.watcher.failed(error)
         fault = None if clean else Fault.of(error)
         for replica in list(self.replicas.values()):
@@ -193,17 +145,51 @@ class Members:
     def replica_joined(
         self, hello: ReplicaHello, manifests: tuple[Manifest, ...], peer: Peer
     ) -> Replica:
-        """Take a replica in and begin to form its link; or raise PlanError."""
+        """Take a replica in, or raise PlanError. It is linked once it is admitted."""
         self._check()
-        if any(replica.name == hello.replica for replica in self.replicas.values()):
-            raise PlanError(f"there is a replica {hello.replica!r} in the pool already")
+        self._take_name(hello)
         self._links += 1
         replica = Replica(self._links, hello, manifests, peer)
         self.replicas[replica.link] = replica
-        peer.post(Accepted())
-        for trainer in self.trainers.values():
-            trainer.post(OfferLink(replica.link, replica.name))
+        peer.post(Accepted(self.term))
+        if self.admittance.admits(replica.name):
+            self._admit(replica)
+        else:
+            replica.waiting = True
+            self._announce("waiting", "replica", replica.name)
         return replica
+
+    def _take_name(self, hello: ReplicaHello) -> None:
+        """Make room for a replica that comes back before its end was noticed."""
+        named = (r for r in self.replicas.values() if r.name == hello.replica)
+        other = next(named, None)
+        if other is not None and other.instance != (hello.instance or None):
+            raise PlanError(f"there is a replica {hello.replica!r} in the pool already")
+        try:
+            self.counting.joined(hello.replica, hello.last)
+        except PlanError as error:
+            self._announce("failed", "replica", hello.replica, str(error))
+            raise
+        if other is not None:
+            self.drop(other, PeerError("it joins again"))
+
+    def propose(self, names: tuple[str, ...] | None) -> None:
+        """Let the pool be these replicas, or (None) all; PlanError for wrong names."""
+        if self.error is not None:
+            return  # it is over, and everybody was told
+        number = self.admittance.propose(names)
+        for replica in list(self.replicas.values()):
+            if self.admittance.admits(replica.name):
+                if replica.waiting:
+                    self._admit(replica)
+            elif not replica.waiting:
+                error = PeerError(f"proposal {number} does not name it")
+                self.drop(replica, error, clean=True, wanted=False)
+
+    def _admit(self, replica: Replica) -> None:
+        """Begin to form the link."""
+        replica.waiting = False
+        self.tell_trainers(OfferLink(replica.link, replica.name, replica.engine))
 
     def offered(self, rank: int, link: int, handle: str) -> None:
         """A trainer rank has prepared its end; form the link when all have."""
@@ -222,26 +208,45 @@ class Members:
         replica.ready.add(rank)
         if len(replica.ready) == self.world_size + 1:
             replica.active = True
-            replica.cancel_timer()
+            replica.is_formed()
             self._announce("joined", "replica", replica.name)
             self._tell_pool()
+            self.watcher.joined(replica)
+
+    def unready(self, replica: Replica, reason: str) -> None:
+        """Tell that a replica stays without version, and why."""
+        self._announce("unready", "replica", replica.name, reason)
 
     def credited(self, replica: Replica, slot: int) -> None:
         """A replica opened a slot."""
-        replica.credit = slot
+        replica.credit, replica.reopening = slot, False
         self.watcher.ready(replica)
 
     def drop(
-        self, replica: Replica, error: WeightSyncError, *, clean: bool = False
+        self,
+        replica: Replica,
+        error: WeightSyncError,
+        *,
+        clean: bool = False,
+        wanted: bool = True,
     ) -> None:
-        """Take a replica out of the pool and tear its link down, everywhere."""
+        """Take a replica out of the pool and tear its link down, everywhere.
+
+        ``clean`` says that nothing is wrong with it; if that is not what it ``wanted``
+        itself, it is told why.
+        """
         if replica.gone:
             return
         self._remove(replica)
-        message = f"replica {replica.name!r} was removed from the pool: {error}"
-        replica.peer.post(Ended(None if clean else Fault.of(PeerError(message))))
+        fault = None
+        if not (clean and wanted):
+            message = f"replica {replica.name!r} was removed from the pool: {error}"
+            fault = Fault.of(PeerError(message))
+        replica.peer.post(Ended(fault))
         replica.peer.finish()
-        self._announce_end("replica", replica.name, error, clean=clean)
+        reason = "" if clean and wanted else str(error)
+        kind: Kind = "left" if clean else "failed"
+        self._announce(kind, "replica", replica.name, reason)
         self._tell_pool()  # first: whose push ends by this sees the pool as it is
         self.watcher.dropped(replica, error, clean=clean)
 
@@ -280,14 +285,6 @@ class Members:
         happened = Happened((self.log.add(kind, role, name, reason),))
         for peer in (*self.trainers.values(), *self.observers):
             peer.post(happened)
-
-    def _announce_end(
-        self, role: Role, name: str, error: WeightSyncError, *, clean: bool
-    ) -> None:
-        if clean:
-            self._announce("left", role, name)
-        else:
-            self._announce("failed", role, name, str(error))
 
     # Layouts
 
@@ -380,7 +377,7 @@ class Members:
 
     def _remove(self, replica: Replica) -> None:
         replica.gone, replica.active, replica.credit = True, False, None
-        replica.cancel_timer()
+        replica.is_formed()
         self.replicas.pop(replica.link, None)
         self.tell_trainers(DropLink(replica.link, "the replica left the pool"))
 
@@ -393,3 +390,8 @@ class Members:
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def _at_once(act: Callable[[], None]) -> None:
+    """Nobody can take over a job whose store is this leader's own."""
+    act()

@@ -12,8 +12,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from weightsync.alike import to_digest
+from weightsync.announcing import AllPut
 from weightsync.checking import Checks
-from weightsync.errors import ClosedError, TimedOutError, WeightSyncError
+from weightsync.counting import Held
+from weightsync.errors import ClosedError, PeerError, TimedOutError, WeightSyncError
 from weightsync.messages import (
     Discard,
     Expect,
@@ -26,12 +28,18 @@ from weightsync.messages import (
     Verified,
     Verify,
 )
-from weightsync.pool import After, Members, Pushed, Replica, Watcher
+from weightsync.replays import Replay, Replays
+from weightsync.replica import Pushed, Replica
 from weightsync.rounds import Round, Transfer, failure
-from weightsync.stats import PushReport, ReplicaReport, Status
+from weightsync.stats import ReplicaReport
+from weightsync.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from weightsync.elastic import Kept
+    from weightsync.pool import After, Members
+    from weightsync.stats import PushReport, Status
 
 
 STOP_SECONDS: Final = 2.0
@@ -39,15 +47,20 @@ STOP_SECONDS: Final = 2.0
 
 
 class Pushes(Watcher):
-    """All rounds; the newest may be under way."""
+    """All rounds. The newest push may be under way, and replays beside it."""
 
-    def __init__(self, members: Members, after: After) -> None:
-        self.last_version = 0
+    def __init__(self, members: Members, after: After, *, replay: bool = False) -> None:
         self._members = members
         self._after = after
         self._rounds: dict[int, Round] = {}
         self._checks = Checks(members)
+        self._replays = Replays(self, members, after, enabled=replay)
         members.watcher = self
+
+    @property
+    def last_version(self) -> int:
+        """The last that any replica was delivered, or held when it joined."""
+        return self._members.counting.floor.version
 
     # What trainer ranks say
 
@@ -57,27 +70,32 @@ class Pushes(Watcher):
         round_ = self._rounds.setdefault(request.push, Round(request.push))
         round_.requests[rank] = request
         if round_.outcome is None and self._members.error is not None:
-            self._end(round_, error=self._members.error)
+            self._finish(round_, error=self._members.error)
         elif round_.outcome is not None:
             self._answer(round_, rank)
-        else:
-            if len(round_.requests) == 1:
-                round_.timers.append(
-                    self._after(request.timeout, lambda: self._expire(round_))
-                )
+        elif not round_.ending:
+            self._limit(round_, request.timeout)
             if len(round_.requests) == self._members.world_size:
                 self._attempt(round_, self._check)
+
+    def _limit(self, round_: Round, seconds: float) -> None:
+        """Let a round end by then; the first limit of all ranks counts."""
+        deadline = time.monotonic() + seconds
+        if deadline < round_.deadline:
+            round_.deadline = deadline
+            timer = self._after(seconds, lambda: self._expire(round_))
+            round_.timers.append(timer)
 
     def cancel(self, rank: int, push: int) -> None:
         """A trainer rank was cancelled while it pushed."""
         round_ = self._rounds.get(push)
         if round_ is not None and round_.outcome is None:
             message = f"{round_.what} was cancelled on trainer rank {rank}"
-            self._give_up(round_, ClosedError(message))
+            self.give_up(round_, ClosedError(message))
 
     def verified(self, rank: int, answer: Verified) -> None:
         """A trainer rank digested what has to be compared."""
-        round_ = self._rounds.get(answer.push)
+        round_ = self._rounds.get(answer.push) or self._replays.numbered(answer.push)
         if round_ is None or round_.outcome is not None or round_.begun:
             return
         round_.verified[rank] = answer
@@ -86,49 +104,57 @@ class Pushes(Watcher):
 
     def put_ended(self, rank: int, ended: PutEnded) -> None:
         """A trainer rank puts no more to a replica."""
-        for round_ in list(self._rounds.values()):
-            transfer = round_.transfers.get(ended.link)
-            if transfer is None or transfer.sequence != ended.sequence:
+        for _, transfer in self.rounds_to(ended.link):
+            if transfer.sequence != ended.sequence or not transfer.moving:
                 continue
-            if not transfer.moving:
+            fault = transfer.fault_of(ended)
+            if fault is not None:
+                self._members.suspect(transfer.replica, rank, fault)
                 continue
             transfer.ended[rank] = ended
-            if ended.fault is not None:
-                self._members.suspect(transfer.replica, rank, ended.fault)
-            elif transfer.stopping is not None:
+            if transfer.stopping is not None:
                 self._discard_if_stopped(transfer)
+            elif transfer.replica.engine == "nccl":
+                self._announce_if_put(transfer)
+
+    def kept(self, rank: int, message: Kept) -> None:
+        """A trainer rank keeps what it pushed; with the last of them it is replayed."""
+        self._replays.kept(rank, message.push)
 
     # What replicas say
 
     def delivered(self, replica: Replica, sequence: int) -> None:
         """Every rank of a replica holds a version."""
-        for round_ in list(self._rounds.values()):
-            transfer = round_.transfers.get(replica.link)
-            expected = transfer is not None and transfer.sequence == sequence
-            if transfer is not None and expected and transfer.report is None:
-                self.last_version = max(self.last_version, round_.version)
-                replica.version = round_.version
+        for round_, transfer in self.rounds_to(replica.link):
+            if transfer.sequence == sequence and transfer.report is None:
+                replica.last = held = Held(round_.epoch, round_.version)
+                self._members.counting.delivered(held)
+                replica.epoch, replica.version = held
+                replica.behind = replica.reopening = False
                 self._report(round_, transfer, "delivered")
 
     def discarded(self, replica: Replica, sequence: int) -> None:
         """A replica has forgotten a version: nobody there holds this number."""
-        for round_ in list(self._rounds.values()):
-            transfer = round_.transfers.get(replica.link)
-            if transfer is not None and transfer.is_stopping(sequence):
+        for round_, transfer in self.rounds_to(replica.link):
+            if transfer.is_stopping(sequence):
                 self._fail(round_, transfer, transfer.stopping)
+
+    def joined(self, replica: Replica) -> None:
+        """Let all plan for a new replica at once, and replay what is kept to it."""
+        layout = self._checks.expected(replica)
+        if layout is not None:
+            self._members.agreement(replica, layout)
+        self._replays.look(replica)
 
     def ready(self, replica: Replica) -> None:
         """Let the transfer go that waits for a replica, if nothing else is missing."""
-        for round_ in list(self._rounds.values()):
-            transfer = round_.transfers.get(replica.link)
-            if transfer is not None:
-                self._advance(round_, transfer)
+        for round_, transfer in self.rounds_to(replica.link):
+            self._advance(round_, transfer)
 
     def dropped(self, replica: Replica, error: WeightSyncError, *, clean: bool) -> None:
         """A replica is gone: its transfers have failed, or are moot."""
-        for round_ in list(self._rounds.values()):
-            transfer = round_.transfers.get(replica.link)
-            if transfer is None or transfer.report is not None:
+        for round_, transfer in self.rounds_to(replica.link):
+            if transfer.report is not None:
                 continue
             if clean:
                 self._report(round_, transfer, "skipped", str(error), removed=True)
@@ -137,9 +163,20 @@ class Pushes(Watcher):
 
     def failed(self, error: WeightSyncError) -> None:
         """A trainer rank is gone: no round can succeed."""
-        for round_ in list(self._rounds.values()):
+        for round_ in [*self._rounds.values(), *self._replays.under_way]:
             if round_.outcome is None:
-                self._end(round_, error=error)
+                self._finish(round_, error=error)
+
+    # Replays
+
+    def rounds_to(self, link: int) -> list[tuple[Round, Transfer]]:
+        """The rounds that concern a replica, and their transfers to it."""
+        rounds = [*self._rounds.values(), *self._replays.to(link)]
+        return [(r, r.transfers[link]) for r in rounds if link in r.transfers]
+
+    def replay(self, replay: Replay) -> None:
+        """Begin a replay."""
+        self._attempt(replay, self._check)
 
     # Checking
 
@@ -150,7 +187,11 @@ class Pushes(Watcher):
             self._end(round_, error=error)
 
     def _check(self, round_: Round) -> None:
-        self._checks.check(round_, self.last_version)
+        round_.started = time.monotonic()
+        if isinstance(round_, Replay):
+            self._checks.check_replay(round_)
+        else:
+            self._checks.check(round_)
         if not round_.alike:
             self._begin(round_)
             return
@@ -166,19 +207,18 @@ class Pushes(Watcher):
 
     def _begin(self, round_: Round) -> None:
         round_.begun = True
-        round_.started = time.monotonic()
+        if not isinstance(round_, Replay):
+            self._replays.give_up(round_.transfers, f"for {round_.what}")
         for transfer in list(round_.transfers.values()):
-            if transfer.replica.gone:
-                self._report(round_, transfer, "skipped", "it left", removed=True)
-            else:
-                self._advance(round_, transfer)
+            self._advance(round_, transfer)
 
     def _advance(self, round_: Round, transfer: Transfer) -> None:
         """Let a transfer go once the plans are agreed and there is credit for it."""
         replica, layout = transfer.replica, round_.layout
         if not round_.begun or layout is None or not transfer.waiting:
             return
-        if replica.credit is None and round_.terms.on_busy == "skip":
+        busy = replica.credit is None and not replica.reopening
+        if busy and round_.terms.on_busy == "skip":
             reason = "busy: the version before is not switched in yet"
             self._report(round_, transfer, "skipped", reason)
             return
@@ -201,7 +241,7 @@ class Pushes(Watcher):
             version=round_.version,
             layout=layout,
         )
-        expect = Expect(put.sequence, put.version, layout)
+        expect = Expect(put.sequence, put.version, layout, round_.epoch)
         self._members.move(replica, expect, put)
 
     def _expire(self, round_: Round) -> None:
@@ -253,7 +293,8 @@ class Pushes(Watcher):
         else:
             self._fail(round_, transfer, TimedOutError(reason))
 
-    def _give_up(self, round_: Round, error: WeightSyncError) -> None:
+    def give_up(self, round_: Round, error: WeightSyncError) -> None:
+        """Let a round fail as soon as it can end."""
         round_.fault = error
         if not round_.begun:
             self._end(round_, error=error)
@@ -280,15 +321,15 @@ class Pushes(Watcher):
         round_.timers.append(self._after(STOP_SECONDS, expire))
         self._discard_if_stopped(transfer)
 
+    def _announce_if_put(self, transfer: Transfer) -> None:
+        if transfer.has_signals(self._members.world_size):
+            message = AllPut(transfer.number, transfer.signals)
+            transfer.replica.peer.post(message)
+
     def _discard_if_stopped(self, transfer: Transfer) -> None:
-        ranks = range(self._members.world_size)
-        if len(transfer.ended) < len(ranks) or transfer.sequence is None:
-            return
-        signals = tuple(
-            tuple(transfer.ended[rank].signals[generator] for rank in ranks)
-            for generator in range(len(transfer.replica.manifests))
-        )
-        transfer.replica.peer.post(Discard(transfer.sequence, signals))
+        if transfer.has_signals(self._members.world_size):
+            message = Discard(transfer.number, transfer.signals)
+            transfer.replica.peer.post(message)
 
     # Reporting
 
@@ -314,23 +355,12 @@ class Pushes(Watcher):
     ) -> None:
         seconds = time.monotonic() - round_.started
         transfer.report = ReplicaReport(status, reason, removed, seconds)
-        ended = Pushed(round_.version, status, reason, time.monotonic())
-        transfer.replica.pushed = ended
-        reports = {
-            t.replica.name: t.report
-            for t in round_.transfers.values()
-            if t.report is not None
-        }
-        if len(reports) < len(round_.transfers) or round_.outcome is not None:
+        if not isinstance(round_, Replay) or status == "delivered":
+            ended = Pushed(round_.version, status, reason, time.monotonic())
+            transfer.replica.pushed = ended
+        if round_.outcome is not None or round_.waits:
             return
-        nbytes = sum(
-            [
-                t.fit.nbytes
-                for t in round_.transfers.values()
-                if t.report is not None and t.report.status == "delivered"
-            ]
-        )
-        report = PushReport(round_.version, nbytes, seconds, reports)
+        report = round_.report(seconds)
         self._end(round_, report=report, error=round_.fault or failure(round_, report))
 
     def _end(
@@ -340,12 +370,35 @@ class Pushes(Watcher):
         report: PushReport | None = None,
         error: WeightSyncError | None = None,
     ) -> None:
+        """End a round; where peers failed, not before it is known that none else did.
+
+        Trainers that were stalled find their replicas gone: because others took over.
+        """
+        if isinstance(error, PeerError | TimedOutError):
+            round_.ending = True
+            self._members.assure(lambda: self._finish(round_, report, error))
+        else:
+            self._finish(round_, report, error)
+
+    def _finish(
+        self,
+        round_: Round,
+        report: PushReport | None = None,
+        error: WeightSyncError | None = None,
+    ) -> None:
+        if round_.outcome is not None:
+            return
         fault = None if error is None else Fault.of(error)
-        round_.outcome = PushEnded(round_.push, report, fault)
+        keep = self._replays.keep(round_, report)
+        round_.outcome = PushEnded(round_.push, report, fault, keep)
         for timer in round_.timers:
             timer.cancel()
+        if isinstance(round_, Replay):
+            self._replays.ended(round_, error)
+            return
         for rank in round_.requests:
             self._answer(round_, rank)
+        self._replays.look_again()
 
     def _answer(self, round_: Round, rank: int) -> None:
         if rank in round_.answered or round_.outcome is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import anyio
 from msgspec.structs import replace
 
 from weightsync.errors import ClosedError, PlanError
-from weightsync.messages import Fault, PushEnded, Terms
+from weightsync.messages import Fault, PushEnded, PushRequest, Terms
 from weightsync.window import as_bytes
 
 if TYPE_CHECKING:
@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 
     from weightsync.layout import Captured
     from weightsync.names import Rule
+    from weightsync.remembered import Remembered
 
 CHUNK_BYTES: Final = 16 << 20
 """A push that is given up is noticed so often while its tensors are digested."""
+
+_NO_DIGEST: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
     """What a push is called with. Raises PlanError for what is no option of it.
 
-    All ranks must agree on the ``terms``; the others are each rank's own.
+    All ranks must agree on the ``terms``; the others are each rank's own. ``after`` is
+    the engine's mark of what the caller gave the device to do before.
     """
 
     terms: Terms
     timeout: float
     ignore: Sequence[str]
     names: Sequence[Rule]
+    after: Any = None
 
     def __post_init__(self) -> None:
         """Check, and let everything be of Python's own types."""
@@ -51,6 +56,32 @@ class PushOptions:
             check_replicas=bool(given.check_replicas),
         )
         object.__setattr__(self, "terms", terms)
+
+
+def request(
+    number: int,
+    options: PushOptions,
+    captured: Captured | Fault,
+    sent: Remembered[bytes, None],
+    timeout: float,
+) -> PushRequest:
+    """What a rank asks the leader; with its manifest unless that was ``sent``."""
+    digest, manifest, fault = _NO_DIGEST, None, None
+    if isinstance(captured, Fault):
+        fault = captured
+    else:
+        digest = captured.manifest.digest
+        if not sent.use(digest):
+            sent.put(digest, None)
+            manifest = captured.manifest
+    return PushRequest(
+        push=number,
+        terms=options.terms,
+        timeout=timeout,
+        digest=digest,
+        manifest=manifest,
+        fault=fault,
+    )
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -70,8 +101,11 @@ def _integer(version: object) -> int | None:
 class Push:
     """The push under way on this rank."""
 
-    def __init__(self, number: int, captured: Captured | Fault) -> None:
+    def __init__(
+        self, number: int, captured: Captured | Fault, after: Any = None
+    ) -> None:
         self.number: Final = number
+        self.after: Final = after
         self.captured: Final = captured
         self.ended = anyio.Event()
         self.outcome: PushEnded | None = None
@@ -119,6 +153,8 @@ class Push:
         return tuple([self._digest(index) for index in pieces])
 
     def _digest(self, index: int) -> bytes:
+        for event in self.after or ():
+            event.synchronize()
         data = as_bytes(self.tensors[index])
         if data.untyped_storage().nbytes() < data.storage_offset() + data.numel():
             raise PlanError(f"{self._name(index)!r}: its storage was freed")
@@ -126,7 +162,7 @@ class Push:
         for start in range(0, data.numel(), CHUNK_BYTES):
             if self._stopping:
                 raise ClosedError("the push was given up")
-            chunk = data[start : start + CHUNK_BYTES]
+            chunk = data[start : start + CHUNK_BYTES].cpu()
             memory = ctypes.c_char * chunk.numel()
             found.update(memory.from_address(chunk.data_ptr()))
         return found.digest()

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from weightsync.membership import LastPush, Membership, ReplicaMember, TrainerMember
 
 if TYPE_CHECKING:
-    from weightsync.pool import Members, Replica
+    from weightsync.membership import State
+    from weightsync.pool import Members
+    from weightsync.replica import Replica
 
 
 def membership(members: Members, version: int, now: float) -> Membership:
@@ -21,6 +23,9 @@ def membership(members: Members, version: int, now: float) -> Membership:
             replica.name: _replica(replica, now)
             for replica in members.replicas.values()
         },
+        epoch=members.counting.floor.epoch,
+        term=members.term,
+        proposal=members.admittance.in_force,
     )
 
 
@@ -37,7 +42,7 @@ def _replica(replica: Replica, now: float) -> ReplicaMember:
         name=replica.name,
         ranks=len(replica.handles),
         mode=replica.mode,
-        state="active" if replica.active else "joining",
+        state=_state(replica),
         version=replica.version,
         push=None
         if push is None
@@ -45,4 +50,11 @@ def _replica(replica: Replica, now: float) -> ReplicaMember:
         lease=replica.peer.lease,
         silent=replica.peer.silent,
         age=now - replica.since,
+        epoch=replica.epoch,
     )
+
+
+def _state(replica: Replica) -> State:
+    if replica.waiting:
+        return "waiting"
+    return "active" if replica.active else "joining"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from weightsync.errors import PeerError, WeightSyncError
+from weightsync.messages import Fault
+from weightsync.stats import PushReport
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
         Terms,
         Verified,
     )
-    from weightsync.pool import Replica
-    from weightsync.stats import PushReport, ReplicaReport
+    from weightsync.replica import Replica
+    from weightsync.stats import ReplicaReport
 
 
 class Transfer:
@@ -46,9 +49,34 @@ class Transfer:
         return given_up and self.sequence == sequence
 
     @property
+    def number(self) -> int:
+        """Its sequence; 0 before it moves."""
+        return self.sequence or 0
+
+    def has_signals(self, world_size: int) -> bool:
+        """Whether all trainer ranks have ended, and said what they sent."""
+        ranks = len(self.replica.manifests)
+        said = [len(ended.signals) == ranks for ended in self.ended.values()]
+        return len(said) == world_size and all(said)
+
+    @property
+    def signals(self) -> tuple[tuple[int, ...], ...]:
+        """What all trainer ranks sent, by rank of the replica, when all have ended."""
+        return tuple(
+            tuple(self.ended[rank].signals[generator] for rank in sorted(self.ended))
+            for generator in range(len(self.replica.manifests))
+        )
+
+    @property
     def moving(self) -> bool:
         """Whether bytes may be on their way."""
         return self.sequence is not None and self.report is None
+
+    def fault_of(self, ended: PutEnded) -> Fault | None:
+        """Why a trainer rank cannot say how many signals it sent, if it cannot."""
+        if ended.fault is None and len(ended.signals) != len(self.replica.manifests):
+            return Fault("PeerError", "its end of the link is gone")
+        return ended.fault
 
 
 class Round:
@@ -61,10 +89,13 @@ class Round:
         self.alike: tuple[Alike, ...] = ()
         self.layout: Layout | None = None
         self.version = -1
+        self.epoch = 0
         self.transfers: dict[int, Transfer] = {}
         self.begun = False
         self.started = 0.0
+        self.deadline = math.inf
         self.fault: WeightSyncError | None = None
+        self.ending = False
         self.outcome: PushEnded | None = None
         self.answered: set[int] = set()
         self.timers: list[CancelScope] = []
@@ -73,6 +104,19 @@ class Round:
     def terms(self) -> Terms:
         """What all ranks called it with, once that is checked."""
         return self.requests[0].terms
+
+    @property
+    def waits(self) -> bool:
+        """Whether a transfer is not reported yet."""
+        return any(transfer.report is None for transfer in self.transfers.values())
+
+    def report(self, seconds: float) -> PushReport:
+        """Say what became of all transfers that are reported."""
+        reported = [t for t in self.transfers.values() if t.report is not None]
+        reports = {t.replica.name: t.report for t in reported if t.report is not None}
+        delivered = [t for t in reported if t.report and t.report.status == "delivered"]
+        nbytes = sum([transfer.fit.nbytes for transfer in delivered])
+        return PushReport(self.version, nbytes, seconds, reports)
 
     @property
     def what(self) -> str:

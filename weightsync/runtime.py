@@ -13,13 +13,14 @@ import logging
 import os
 import threading
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from weightsync.errors import ClosedError, WeightSyncError
+from weightsync.errors import ClosedError, TimedOutError, WeightSyncError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -91,6 +92,48 @@ class Tasks:
             if self.on_crash is not None:
                 message = f"internal failure: {type(error).__name__}: {error}"
                 self.on_crash(WeightSyncError(message))
+
+
+class OwnTasks(Tasks):
+    """Tasks of one part of what a loop does; they can be ended before the others."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.on_crash = None
+        self._tasks = tasks
+        self._scopes: set[anyio.CancelScope] = set()
+        self._ended = False
+        self._quiet = anyio.Event()
+
+    def start_soon(
+        self, function: Callable[..., Awaitable[Any]], *args: object
+    ) -> None:
+        """Run a coroutine function soon; nothing once they were ended."""
+        if not self._ended:
+            scope = anyio.CancelScope()
+            self._scopes.add(scope)
+            self._tasks.start_soon(self._hold, scope, function, args)
+
+    async def _hold(
+        self,
+        scope: anyio.CancelScope,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[object, ...],
+    ) -> None:
+        try:
+            with scope:
+                await function(*args)
+        finally:
+            self._scopes.discard(scope)
+            self._quiet.set()
+
+    async def end(self) -> None:
+        """Cancel what runs, and return when all has ended."""
+        self._ended = True
+        for scope in self._scopes:
+            scope.cancel()
+        while self._scopes:
+            self._quiet = anyio.Event()
+            await self._quiet.wait()
 
 
 EXIT_SECONDS = 2.0
@@ -231,6 +274,51 @@ async def in_thread(
     threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
     await _settled(outcome, cancel)
     return outcome.result()
+
+
+class StuckError(TimedOutError):
+    """A thread was left to itself."""
+
+
+async def in_thread_for(
+    seconds: float, function: Callable[..., ResultT], *args: object
+) -> ResultT:
+    """``in_thread``, but the thread is left to itself where it takes too long.
+
+    For what may block for ever, such as a store whose process is stopped. Raises
+    StuckError; a cancellation leaves the thread to itself too.
+    """
+    outcome: Future[ResultT] = Future()
+    late = StuckError(f"no answer within {seconds:g} s")
+
+    def run() -> None:
+        """Call it, and tell the outcome to whoever still waits."""
+        try:
+            result = function(*args)
+        except BaseException as error:  # noqa: BLE001 -- raised by whoever awaits it.
+            _settle(outcome, error=error)
+        else:
+            _settle(outcome, result)
+
+    def give_up() -> None:
+        """Wait no longer."""
+        _settle(outcome, error=late)
+
+    threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
+    with anyio.move_on_after(seconds):
+        await _settled(outcome, give_up)
+    return outcome.result()
+
+
+def _settle(
+    outcome: Future[Any], result: object = None, *, error: BaseException | None = None
+) -> None:
+    """Set an outcome; the first counts."""
+    with suppress(InvalidStateError):
+        if error is None:
+            outcome.set_result(result)
+        else:
+            outcome.set_exception(error)
 
 
 class _Ready:

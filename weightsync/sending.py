@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weightsync.errors import ClosedError, PlanError, WeightSyncError
 from weightsync.runtime import in_thread
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.casting import Batch, Scratch
+    from weightsync.packing import Packed
     from weightsync.window import Operation, Window
 
 
@@ -30,18 +31,21 @@ class Parcel:
     """What one generator rank is sent, but for the values: tables of runs.
 
     ``peer`` is its rank in the process group. The header comes last: in ``runs`` it is
-    the tensor after all that are pushed, or, in the last of ``casts``, tensor 1.
+    the tensor after all that are pushed, or, in the last of ``casts``, tensor 1. Where
+    sources have to be copied first there is nothing but ``packed``.
     """
 
     peer: int
     runs: Tensor | None
     casts: tuple[Batch, ...]
+    packed: tuple[Packed, ...] = ()
 
     @property
     def tables(self) -> list[Tensor]:
         """All tables of runs."""
         runs = [] if self.runs is None else [self.runs]
-        return runs + [batch.runs for batch in self.casts]
+        runs += [batch.runs for batch in self.casts]
+        return runs + [packed.runs for packed in self.packed]
 
 
 class Addressed(NamedTuple):
@@ -52,7 +56,9 @@ class Addressed(NamedTuple):
     header: Tensor
 
 
-class _Put(NamedTuple):
+class Put(NamedTuple):
+    """One call that puts, and the signals that it sends in the end."""
+
     rank: int
     signals: int
     operation: Operation
@@ -62,20 +68,21 @@ class Sending:
     """The puts of one transfer. Any thread may ``stop`` it.
 
     ``sent`` are the signals sent to each generator rank, ``failure`` is the first error
-    that ended it.
+    that ended it. ``after`` is the mark of what comes before the values are final.
     """
 
     def __init__(
         self,
         window: Window,
         ranks: int,
-        scratch: Scratch,
+        scratch: Any,
         naming: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.sent: Final = [0] * ranks
         self.failure: WeightSyncError | None = None
+        self.after: Any = None
         self._window: Final = window
-        self._scratch: Final = scratch
+        self._scratch: Final[Scratch] = scratch
         self._naming: Final = naming
         self._stopped: Final = threading.Event()
         self._under_way: dict[int, Operation] = {}
@@ -85,7 +92,7 @@ class Sending:
         self._stopped.set()
         # Whoever starts one at this moment sees that all is stopped, and aborts it.
         for operation in list(self._under_way.values()):
-            operation.abort()
+            self._abort(operation)
 
     async def run(
         self,
@@ -94,7 +101,7 @@ class Sending:
         names: Sequence[str],
     ) -> None:
         """Put everything, or until stopped; no tensor is read after it returned."""
-        started: list[_Put] = []
+        started: list[Put] = []
         for rank, parcel, header in parcels:
             if parcel.runs is not None:
                 sources = [*tensors, header]
@@ -117,7 +124,7 @@ class Sending:
     ) -> None:
         """Convert into one half of the scratch while the other is put."""
         batches = [(one, batch) for one in parcels for batch in one.parcel.casts]
-        puts: list[list[_Put]] = [[], []]
+        puts: list[list[Put]] = [[], []]
         for number, (one, batch) in enumerate(batches):
             index = number % 2
             self._wait(puts[index])
@@ -152,7 +159,7 @@ class Sending:
 
     def _start(
         self, rank: int, peer: int, sources: Sequence[Tensor], runs: Tensor
-    ) -> list[_Put]:
+    ) -> list[Put]:
         """Start to put; nothing where that fails or all is stopped."""
         if self._stopped.is_set():
             return []
@@ -164,10 +171,14 @@ class Sending:
             return []
         self._under_way[id(operation)] = operation
         if self._stopped.is_set():
-            operation.abort()
-        return [_Put(rank, int(runs[:, 3].sum()), operation)]
+            self._abort(operation)
+        return [Put(rank, int(runs[:, 3].sum()), operation)]
 
-    def _wait(self, puts: list[_Put]) -> None:
+    def _abort(self, operation: Operation) -> None:
+        """Give one up that is under way."""
+        operation.abort()
+
+    def _wait(self, puts: list[Put]) -> None:
         """Wait on this thread, and take the puts off the list: each counts once."""
         while puts:
             put = puts.pop(0)
@@ -175,7 +186,7 @@ class Sending:
                 put.operation.wait()
 
     @contextmanager
-    def _counted(self, put: _Put) -> Generator[None]:
+    def _counted(self, put: Put) -> Generator[None]:
         """Count the signals of a put when it has ended well."""
         try:
             with self._naming():

@@ -6,40 +6,33 @@ import math
 import socket
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
-from weightsync.admission import admitting, converse, manifests
 from weightsync.channel import Channel, Endpoint, Listener, connect
-from weightsync.epoch import Epochs, Mode
 from weightsync.errors import (
+    ClosedError,
     PeerError,
     ProtocolError,
     TimedOutError,
     WeightSyncError,
 )
-from weightsync.generator import GeneratorRank
-from weightsync.hub import Hub
-from weightsync.leader import Incoming, Leader
-from weightsync.link import GeneratorLink
-from weightsync.messages import (
-    Ended,
-    Fault,
-    FromRank,
-    Manifests,
-    RankHello,
-    ToRank,
-    ToReplica,
-    ToTrainer,
-    TrainerHello,
+from weightsync.fencing import (
+    STORE_SECONDS,
+    TERM_KEY,
+    Fence,
+    incarnation,
+    supersede,
 )
+from weightsync.hellos import TrainerHello
+from weightsync.leader import Incoming, Leader
+from weightsync.messages import ToTrainer
 from weightsync.peer import Conversations, MessageStream, Peer, Sign, local_pair
-from weightsync.runtime import in_thread
-from weightsync.slots import Slots
+from weightsync.runtime import StuckError, in_thread, in_thread_for
 from weightsync.store import (
     FileAddress,
     Rendezvous,
@@ -47,24 +40,30 @@ from weightsync.store import (
     open_store,
     store_address,
 )
-from weightsync.together import Together
 from weightsync.trainer import TrainerRank
 from weightsync.vigil import DEFAULT_LEASE
-from weightsync.weights import Tensors
-from weightsync.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from weightsync.layout import Registered
+    from weightsync.elastic import Admit
+    from weightsync.engines import Engines
+    from weightsync.generator import GeneratorRank
     from weightsync.runtime import Tasks
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_rank_hellos: msgspec.msgpack.Decoder[RankHello] = msgspec.msgpack.Decoder(RankHello)
+
+LEADER: Final = "the leader (trainer rank 0)"
 
 RETRY_SECONDS: Final = 0.05
 ATTEMPT_SECONDS: Final = 5.0
 LATE_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 0.25
+"""Before a leader that has failed is asked again, which may stay there for long."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks whether an address has changed that does not answer yet."""
+LONGEST_TIMEOUT: Final = 1e6
+"""What a store can count with, for whoever waits without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,7 @@ class Place:
     world_size: int
     timeout: float
     lease: float = DEFAULT_LEASE
+    epoch: int | None = None
 
     @property
     def host(self) -> str:
@@ -104,6 +104,8 @@ class Session(ABC):
         self._tasks = tasks
         self._listener: Listener | None = None
         self._rendezvous: Rendezvous | None = None
+        self._published: str | None = None
+        self._reached: Endpoint | None = None
         self._conversations = Conversations()
 
     async def open(self) -> None:
@@ -118,10 +120,27 @@ class Session(ABC):
         """Leave the others, also if cancelled; takes a few seconds at most."""
         with anyio.CancelScope(shield=True):
             await self._leave()
+            await self._retract()
             await self._conversations.flush()
             if self._listener is not None:
                 await self._listener.aclose()
             self._rendezvous = None
+
+    async def _retract(self) -> None:
+        """Take this listener's address out of the store, if that is there."""
+        key, self._published = self._published, None
+        if key is None or self._rendezvous is None or self._listener is None:
+            return
+        if not self._store_is_there:
+            return
+        retract, endpoint = self._rendezvous.retract, self._listener.endpoint
+        with suppress(WeightSyncError):
+            await in_thread_for(STORE_SECONDS, retract, key, endpoint)
+
+    @property
+    def _store_is_there(self) -> bool:
+        """Whether it can be asked: torch complains at length about one that is not."""
+        return True
 
     @abstractmethod
     async def _join(self) -> None: ...
@@ -131,6 +150,7 @@ class Session(ABC):
 
     async def _open_store(self, *, host: bool, timeout: float) -> Rendezvous:
         given_up = threading.Event()
+        timeout = min(timeout, LONGEST_TIMEOUT)
 
         def open_it() -> Any:
             address = self.place.address
@@ -149,8 +169,9 @@ class Session(ABC):
         self._listener = await Listener.open(host)
         self._tasks.start_soon(self._listener.serve, message_type | Sign, handler)
         if self._rendezvous is not None:
-            endpoint = self._listener.endpoint
-            await in_thread(self._rendezvous.publish, key, endpoint)
+            self._published, endpoint = key, self._listener.endpoint
+            seconds, publish = self.place.timeout, self._rendezvous.publish
+            await in_thread_for(seconds, publish, key, endpoint)
 
     async def _connect(
         self, key: str, hello: msgspec.Struct, message_type: Any, peer: str
@@ -164,14 +185,16 @@ class Session(ABC):
         while True:
             left = deadline - anyio.current_time()
             try:
-                endpoint = await self._find(key, left)
-                return await connect(
-                    endpoint,
-                    body,
-                    message_type | Sign,
-                    timeout=max(min(left, ATTEMPT_SECONDS), 0.1),
-                    peer=peer,
-                )
+                self._reached = endpoint = await self._find(key, left)
+
+                async def attempt(
+                    to: Endpoint = endpoint,
+                    seconds: float = max(min(left, ATTEMPT_SECONDS), 0.1),
+                ) -> Channel[Any]:
+                    kind = message_type | Sign
+                    return await connect(to, body, kind, timeout=seconds, peer=peer)
+
+                return await self._unless_moved(key, endpoint, attempt)
             except (PeerError, TimedOutError) as error:
                 if anyio.current_time() >= deadline:
                     message = (
@@ -180,6 +203,50 @@ class Session(ABC):
                     )
                     raise TimedOutError(message) from error
             await anyio.sleep(RETRY_SECONDS)
+
+    async def _unless_moved(
+        self,
+        key: str,
+        endpoint: Endpoint,
+        attempt: Callable[[], Awaitable[Channel[Any]]],
+    ) -> Channel[Any]:
+        """Attempt to connect, but no longer than the store has this endpoint.
+
+        What is left there of somebody who is dead may lead to a stranger, or nowhere.
+        """
+        outcome: list[Channel[Any] | WeightSyncError] = []
+
+        async def note() -> None:
+            try:
+                outcome.append(await attempt())
+            except WeightSyncError as error:
+                outcome.append(error)
+            tasks.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(note)
+                await self._until_moved(key, endpoint)
+                tasks.cancel_scope.cancel()
+        except BaseException:
+            if outcome and isinstance(outcome[0], Channel):
+                await outcome[0].aclose()
+            raise
+        found = outcome[0] if outcome else PeerError(f"{endpoint} was left")
+        if isinstance(found, WeightSyncError):
+            raise found
+        return found
+
+    async def _until_moved(self, key: str, endpoint: Endpoint) -> None:
+        """Return when a key holds another endpoint."""
+        found: Endpoint | None = endpoint
+        while found in {None, endpoint}:
+            await anyio.sleep(LOOK_SECONDS)
+            if self._rendezvous is None:
+                continue
+            with suppress(WeightSyncError):
+                find = self._rendezvous.find
+                found = await in_thread_for(STORE_SECONDS, find, key, Endpoint)
 
     async def _find(self, key: str, left: float) -> Endpoint:
         if self._rendezvous is None:
@@ -192,8 +259,8 @@ class Session(ABC):
             return rendezvous.lookup(key, Endpoint, timeout=min(max(left, 0.1), 1.0))
 
         try:
-            return await in_thread(look)
-        except PeerError:
+            return await in_thread_for(ATTEMPT_SECONDS, look)
+        except (PeerError, StuckError):
             self._rendezvous = None  # the store went away; its successor may be there
             raise
 
@@ -226,18 +293,58 @@ class TrainerSession(Session):
     rank: TrainerRank
     _leader: Leader | None = None
 
+    def __init__(
+        self,
+        place: Place,
+        tasks: Tasks,
+        engines: Engines,
+        *,
+        replay: bool = False,
+        admit: Admit = "all",
+    ) -> None:
+        super().__init__(place, tasks)
+        self._engines: Final = engines
+        self._hello: Final = TrainerHello(
+            place.rank,
+            place.world_size,
+            place.lease,
+            place.epoch,
+            incarnation(),
+            replay,
+            admit,
+            engines.name,
+        )
+
     async def _join(self) -> None:
         """Meet the leader; return when it has accepted this rank."""
-        place = self.place
-        hello = TrainerHello(place.rank, place.world_size, place.lease)
+        place, hello = self.place, self._hello
         if place.rank == 0:
-            stream = await self._lead(hello)
-        else:
-            stream = await self._connect(
-                "leader", hello, ToTrainer, "the leader (trainer rank 0)"
-            )
+            await self._speak(await self._lead(hello))
+            return
+        deadline = anyio.current_time() + place.timeout
+        while True:
+            try:
+                stream = await self._connect("leader", hello, ToTrainer, LEADER)
+                await self._speak(stream)
+            except (PeerError, ClosedError):
+                # It has failed, or is about to end: its successor may come.
+                if anyio.current_time() + PAUSE_SECONDS >= deadline:
+                    raise
+            else:
+                return
+            await self.rank.leave()
+            await anyio.sleep(PAUSE_SECONDS)
+
+    async def _speak(self, stream: MessageStream) -> None:
+        """Become the rank of a leader; return when it has accepted this one."""
         peer = Peer(stream, lease=self.place.lease)
-        self.rank = TrainerRank(place.rank, peer, self._tasks)
+        self.rank = TrainerRank(
+            self.place.rank,
+            peer,
+            self._tasks,
+            self._engines,
+            replay=self._hello.replay,
+        )
         self._tasks.on_crash = self.rank.crashed
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
         await self._accepted(self.rank, peer)
@@ -251,135 +358,25 @@ class TrainerSession(Session):
 
     async def _lead(self, hello: TrainerHello) -> MessageStream:
         place = self.place
-        await self._open_store(host=True, timeout=place.timeout)
-        self._leader = Leader(place.world_size, self._tasks)
+        store = await self._open_store(host=True, timeout=place.timeout)
+        term = await in_thread(store.count, TERM_KEY)
+        before = await in_thread(listener_before, store, "leader")
+        shared = isinstance(place.address, FileAddress)
+        fence = Fence(place.job, term, store if shared else None)
+        self._leader = Leader(hello, self._tasks, fence)
         await self._listen("leader", Incoming, self._leader.attend)
-        mine, theirs = local_pair("this rank", "the leader (trainer rank 0)")
+        if before is not None:
+            self._tasks.start_soon(supersede, before, term)
+        mine, theirs = local_pair("this rank", LEADER)
         self._tasks.start_soon(self._leader.attend_quietly, _encode(hello), theirs)
         return mine
 
 
-class GeneratorSession(Session):
-    """A generator rank; on rank 0 the hub of its replica too."""
-
-    rank: GeneratorRank
-
-    def __init__(
-        self,
-        place: Place,
-        tasks: Tasks,
-        *,
-        replica: str,
-        mode: Mode,
-        registered: Registered,
-    ) -> None:
-        super().__init__(place, tasks)
-        self.replica: Final = replica
-        self._mode: Final = mode
-        self._registered: Final = registered
-
-    async def _join(self) -> None:
-        """Allocate the window and join; return when this rank was accepted."""
-        link = await in_thread(self._prepare)
-        hello = RankHello(
-            self.replica,
-            self.place.rank,
-            self.place.world_size,
-            self._mode.value,
-            link.handle,
-            self.place.lease,
-        )
-        if self.place.rank == 0:
-            stream = await self._host(hello)
-        else:
-            key = f"replica/{self.replica}"
-            name = f"rank 0 of replica {self.replica!r}"
-            stream = await self._connect(key, hello, ToRank, name)
-        peer = Peer(stream, lease=self.place.lease)
-        peer.post(Manifests(Together.of([self._registered.manifest])))
-        self.rank.speak(peer, self._tasks)
-        self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
-        await self._accepted(self.rank, peer)
-
-    async def _leave(self) -> None:
-        """Leave the pool."""
-        if hasattr(self, "rank"):
-            await self.rank.leave()
-
-    def _prepare(self) -> GeneratorLink:
-        slots = Slots.of(self._mode, self._registered.manifest)
-        link = GeneratorLink(self.place.rank, slots)
-        memory = Window.allocate(link.group, slots.nbytes)
-        tensors = Tensors(self._mode, self._registered, memory, slots)
-        tensors.move_in()
-        self.rank = GeneratorRank(
-            self.place.rank, Epochs(self._mode), link, tensors, memory
-        )
-        self._tasks.on_crash = self.rank.fail
-        return link
-
-    async def _host(self, hello: RankHello) -> MessageStream:
-        """Be the hub: for this rank directly, for the others over channels."""
-        place = self.place
-        hub = Hub(self.replica, self._mode.value, place.world_size, place.lease)
-        if place.world_size > 1:
-            await self._open_store(host=False, timeout=place.timeout)
-            attend = partial(self._attend, hub)
-            await self._listen(f"replica/{self.replica}", FromRank, attend)
-        mine, theirs = local_pair("rank 0", f"rank 0 of replica {self.replica!r}")
-        self._tasks.start_soon(self._attend_quietly, hub, _encode(hello), theirs)
-        self._tasks.start_soon(self._introduce, hub)
-        return mine
-
-    async def _introduce(self, hub: Hub) -> None:
-        """Join the pool once the replica is complete, and stay in it."""
-        with anyio.move_on_after(self.place.timeout):
-            await hub.complete.wait()
-        if hub.ended is not None:
-            return
-        try:
-            if hub.missing:
-                message = (
-                    f"replica {hub.replica!r}: ranks {hub.missing} did not join within "
-                    f"{self.place.timeout} s"
-                )
-                raise TimedOutError(message)
-            stream = await self._connect(
-                "leader", hub.hello, ToReplica, "the leader (trainer rank 0)"
-            )
-        except WeightSyncError as error:
-            hub.end(Ended(Fault.of(error)))
-            return
-        peer = Peer(stream, lease=self.place.lease)
-        hub.speak(peer)
-
-        def end(error: WeightSyncError) -> None:
-            message = f"replica {hub.replica!r} lost the trainers: {error}"
-            hub.end(Ended(Fault.of(PeerError(message))))
-
-        await self._converse(peer, hub.on_leader, end)
-
-    async def _attend_quietly(
-        self, hub: Hub, hello: bytes, stream: MessageStream
-    ) -> None:
-        try:
-            await self._attend(hub, hello, stream)
-        except WeightSyncError:
-            await stream.aclose()
-
-    async def _attend(self, hub: Hub, hello: bytes, stream: MessageStream) -> None:
-        """Converse with a rank of the replica, as its hub."""
-        try:
-            body = _rank_hellos.decode(hello)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
-        stream.peer = f"rank {body.rank} of replica {body.replica!r}"
-        peer = Peer(stream, lease=body.lease)
-        async with admitting(peer, stream):
-            (manifest,) = await manifests(stream, 1)
-            hub.rank_joined(body, manifest, peer)
-        end = await converse(self._conversations, peer, partial(hub.on_rank, body.rank))
-        hub.rank_lost(body.rank, end.error, clean=end.left)
+def listener_before(store: Rendezvous, key: str) -> Endpoint | None:
+    """Where a predecessor listens, or did; None where a key holds anything else."""
+    with suppress(ProtocolError):
+        return store.find(key, Endpoint)
+    return None
 
 
 def check_timeout(timeout: float) -> float:

@@ -66,9 +66,11 @@ class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``nbytes`` arrived for this rank; ``waited`` seconds passed in ``receive`` until the
     version was whole and no lease was held, ``switched`` seconds in the switch itself.
+    ``epoch`` is that in which the version is counted; see ``Trainer``.
     """
 
     version: int
     nbytes: int
     waited: float
     switched: float
+    epoch: int = 0

@@ -67,7 +67,9 @@ class Storages:
             self._labels.append(piece.label)
         same = self._storages[number]
         if storage._cdata not in same:
-            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
+                storage
+            )
             same[storage._cdata] = whole
         size = tensor.itemsize
         steps = tuple([step * size for step in strides(tensor)])

@@ -41,6 +41,7 @@ MAX_VALUE = 64 << 10
 # Waiting polls, because a blocking wait would hold the store client's only lock.
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+LONGEST_COUNT = 20  # digits of a counter
 LONGEST_ATTEMPT = 2.0
 """For one attempt to connect: who gives up waits for it to end."""
 
@@ -337,6 +338,23 @@ class Rendezvous:
         with self._translated(key):
             value: int = self._store.add(self._key(key), amount)
         return value
+
+    def counted(self, key: str) -> int:
+        """Return the value of a counter, without writing; 0 where it is not there."""
+        with self._translated(key):
+            value = self._swap(key, _ABSENT, _ABSENT)
+        if value == _ABSENT:
+            return 0
+        if not value.isdigit() or len(value) > LONGEST_COUNT:
+            raise ProtocolError(f"{self._key(key)!r} should hold a counter")
+        return int(value)
+
+    def retract(self, key: str, message: object) -> None:
+        """Remove a key that holds this message; one that holds another stays."""
+        value = self._encode(key, message)
+        with self._translated(key):
+            if self._swap(key, _ABSENT, _ABSENT) == value:
+                self._store.delete_key(self._key(key))
 
     def _key(self, key: str) -> str:
         return f"{self._namespace}/{key}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import anyio
 
 from weightsync.agreement import planned
+from weightsync.elastic import FIRST_REPLAY, Kept
 from weightsync.errors import (
     ClosedError,
     PeerError,
@@ -16,6 +17,7 @@ from weightsync.errors import (
     WeightSyncError,
 )
 from weightsync.following import Following
+from weightsync.keeping import Keeper
 from weightsync.link import TrainerLink
 from weightsync.locate import named
 from weightsync.membership import Happened, TellMembership
@@ -35,7 +37,6 @@ from weightsync.messages import (
     Pool,
     PushCancel,
     PushEnded,
-    PushRequest,
     Put,
     PutEnded,
     Stop,
@@ -43,7 +44,7 @@ from weightsync.messages import (
     Verified,
     Verify,
 )
-from weightsync.pushing import Push, PushOptions
+from weightsync.pushing import Push, PushOptions, request
 from weightsync.recapture import Recapture
 from weightsync.remembered import Remembered
 from weightsync.runtime import in_thread
@@ -51,6 +52,7 @@ from weightsync.runtime import in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from weightsync.engines import Engines
     from weightsync.layout import Captured, StateDict
     from weightsync.peer import Peer
     from weightsync.runtime import Tasks
@@ -62,16 +64,24 @@ GRACE_SECONDS: Final = 2.5
 READ_SECONDS: Final = 0.25
 """How long it then reads what has arrived already."""
 
-_NO_DIGEST: Final = bytes(16)
-
 
 class TrainerRank:
     """One trainer rank. Everything here runs in the loop of its runtime."""
 
-    def __init__(self, rank: int, peer: Peer, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        rank: int,
+        peer: Peer,
+        tasks: Tasks,
+        engines: Engines,
+        *,
+        replay: bool = False,
+    ) -> None:
         self.rank: Final = rank
+        self.engines: Final = engines
         self.replicas: tuple[str, ...] = ()
         self.error: WeightSyncError | None = None
+        self.term = 0
         self.accepted = anyio.Event()
         self.following: Final = Following(peer)
         self._peer = peer
@@ -81,6 +91,8 @@ class TrainerRank:
         self._pushing = anyio.Lock()
         self._pushes = 0
         self._push: Push | None = None
+        self._putting: set[tuple[TrainerLink, Push]] = set()
+        self._keeper = Keeper(enabled=replay)
         self._capture = Recapture()
         self._sent: Remembered[bytes, None] = Remembered()
         self._layouts: Remembered[bytes, Layout] = Remembered()
@@ -113,8 +125,10 @@ class TrainerRank:
         try:
             async with self._turn(options.timeout):
                 captured = await self._captured(state_dict, options)
+                partial = options.terms.partial
+                await self._keeper.prepare(captured, partial=partial)
                 self._check()  # nobody answers any more if this changed meanwhile
-                self._push = push = Push(number, captured)
+                self._push = push = Push(number, captured, options.after)
                 self._ask(number, options, captured, deadline)
                 asked = True
                 return await self._outcome(push, options.timeout)
@@ -146,6 +160,7 @@ class TrainerRank:
         links, self._links = self._links, {}
         for link in links.values():
             await in_thread(link.abort)
+        await in_thread(self._keeper.close)
 
     async def _captured(
         self, state_dict: StateDict, options: PushOptions
@@ -156,13 +171,18 @@ class TrainerRank:
                 state_dict
             )  # here and once: pairs may come from a generator
             chosen = entries, options.ignore, options.names
-            again = self._capture.again(*chosen)
-            if again is not None:
-                return again
-            # May copy what is not contiguous: not in the loop that answers the peers.
-            return await in_thread(self._capture, *chosen)
+            captured = self._capture.again(*chosen)
+            if captured is None:
+                # May copy what is not contiguous: not in the loop.
+                captured = await in_thread(self._capture_in_order, options, *chosen)
+            self.engines.check(captured.tensors, captured.manifest.names)
         except WeightSyncError as error:
             return Fault.of(error)
+        return captured
+
+    def _capture_in_order(self, options: PushOptions, *chosen: Any) -> Captured:
+        with self.engines.ordered(options.after):
+            return self._capture(*chosen)
 
     def _given_up(self, error: BaseException) -> Fault:
         if isinstance(error, WeightSyncError):
@@ -176,24 +196,8 @@ class TrainerRank:
         captured: Captured | Fault,
         deadline: float,
     ) -> None:
-        digest, manifest, fault = _NO_DIGEST, None, None
-        if isinstance(captured, Fault):
-            fault = captured
-        else:
-            digest = captured.manifest.digest
-            if not self._sent.use(digest):
-                self._sent.put(digest, None)
-                manifest = captured.manifest
-        self._peer.post(
-            PushRequest(
-                push=number,
-                terms=options.terms,
-                timeout=max(deadline - anyio.current_time(), 0.001),
-                digest=digest,
-                manifest=manifest,
-                fault=fault,
-            )
-        )
+        left = max(deadline - anyio.current_time(), 0.001)
+        self._peer.post(request(number, options, captured, self._sent, left))
 
     async def _outcome(self, push: Push, timeout: float) -> PushReport:
         try:
@@ -207,10 +211,10 @@ class TrainerRank:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(GRACE_SECONDS):
                     await push.ended.wait()
-                await self._stop_putting(push)
+                await self._finish(push)
             raise
         with anyio.CancelScope(shield=True):
-            await self._stop_putting(push)
+            await self._finish(push)
         if push.outcome is None:
             message = f"the leader (trainer rank 0) is silent for {timeout} s"
             self._fail(TimedOutError(message))
@@ -223,12 +227,15 @@ class TrainerRank:
             raise ProtocolError("the leader ended a push with neither report nor fault")
         return push.outcome.report
 
-    async def _stop_putting(self, push: Push) -> None:
-        """No byte of the caller's tensors is read after this."""
-        if push.is_read:
-            for link in self._links.values():
+    async def _finish(self, push: Push) -> None:
+        """Keep what is to be kept; no byte of the caller's tensors is read after."""
+        for link, read in self._putting:
+            if read is push:
                 link.stop()
         await push.stop_reading()
+        keep = "no" if push.outcome is None else push.outcome.keep
+        if await self._keeper.keep(push, keep):
+            self._peer.post(Kept(push.number))
 
     # What the leader says
 
@@ -236,6 +243,7 @@ class TrainerRank:
         """Act on one message; starts a task for what takes time."""
         match message:
             case Accepted():
+                self.term = message.term
                 self.accepted.set()
             case Pool():
                 self.replicas = message.replicas
@@ -273,7 +281,8 @@ class TrainerRank:
 
     def lost(self, error: WeightSyncError) -> None:
         """The leader is gone."""
-        self._fail(PeerError(f"trainer rank {self.rank} lost the leader: {error}"))
+        who = f"trainer rank {self.rank} lost the leader of term {self.term}"
+        self._fail(PeerError(f"{who}: {error}"))
 
     def crashed(self, error: WeightSyncError) -> None:
         """Something of ours failed that should not have: nothing can be trusted now."""
@@ -300,11 +309,16 @@ class TrainerRank:
             push.ended.set()
 
     def _push_to_read(self, number: int) -> Push | None:
-        """The push of this number, now being read; None where it is given up here."""
+        """The push of this number, or what is kept for a replay, now being read.
+
+        None where it is given up here.
+        """
         push = self._push
-        if push is None or push.number != number or not push.begin_reading():
-            return None
-        return push
+        if number >= FIRST_REPLAY:
+            push = self._keeper.push
+        elif push is not None and push.number != number:
+            push = None
+        return push if push is not None and push.begin_reading() else None
 
     def _start_verify(self, message: Verify) -> None:
         push = self._push_to_read(message.push)
@@ -326,7 +340,8 @@ class TrainerRank:
 
     def _offer(self, message: OfferLink) -> None:
         try:
-            link = TrainerLink(self.rank, self._layouts)
+            engine = self.engines.get(message.engine)
+            link = TrainerLink(self.rank, self._layouts, engine)
         except WeightSyncError as error:
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
             return
@@ -372,11 +387,13 @@ class TrainerRank:
     async def _put(self, push: Push, link: TrainerLink, message: Put) -> None:
         fault: Fault | None = None
         sent: tuple[int, ...] = ()
+        self._putting.add((link, push))
         try:
-            sent = await link.put(message, push.tensors)
+            sent = await link.put(message, push.tensors, push.after)
         except WeightSyncError as error:
             fault = Fault.of(error)
         finally:
+            self._putting.discard((link, push))
             push.end_reading()
         self._peer.post(PutEnded(message.link, message.sequence, sent, fault))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Generic
 
+from weightsync.admittance import check_names
 from weightsync.core import (
     DEFAULT_TIMEOUT,
     Core,
@@ -17,14 +18,16 @@ from weightsync.events import Events
 from weightsync.lease import Lease
 from weightsync.messages import Terms
 from weightsync.pushing import PushOptions
+from weightsync.rejoining import GeneratorSession
 from weightsync.runtime import in_thread
-from weightsync.session import GeneratorSession, TrainerSession, check_timeout
+from weightsync.session import TrainerSession, check_timeout
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal, Self
 
+    from weightsync.elastic import Admit
     from weightsync.membership import Membership
     from weightsync.messages import OnBusy, Require
     from weightsync.names import Rule
@@ -111,12 +114,26 @@ class Trainer(Transport[TrainerSession]):
         lease: seconds without a sign of life from this process after which its peers
             take it for dead, and it them. Signs are given whatever the program does;
             only a process that is stopped, or holds the GIL for so long, gives none.
+        epoch: begins a new count of versions, if it is higher than that of the
+            replicas; the same on all ranks. By default versions continue above the
+            highest that a replica of the pool holds, in its epoch.
+        replay: keep a copy of this rank's shards of the last version in memory of the
+            host, one more copy of them, so that a replica that joins gets that version
+            at once. Copying takes part of each push; see docs/benchmarks.md.
+        admit: ``"all"`` replicas that come, or only ``"proposed"`` ones, so that none
+            is in before the first ``propose``.
+        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` for tensors on the GPU that
+            is current now; by default that of the replicas. All of a job use the same.
 
-    Raises (on entering) PlanError for a rank or world size that does not fit,
-    PeerError for an address that is taken, TimedOutError when rank 0 does not come.
+    Trainers may be restarted at the same address while generators stay. Those before
+    them that are still there, as with a file store, then raise FencedError.
+
+    Raises PlanError for an ``admit`` that is neither; on entering PlanError for a rank,
+    world size, epoch, ``replay`` or ``admit`` that does not fit rank 0, PeerError for
+    an address that is taken, TimedOutError when rank 0 does not come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
         self,
         address: str | None = None,
         *,
@@ -125,8 +142,13 @@ class Trainer(Transport[TrainerSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
+        epoch: int | None = None,
+        replay: bool = False,
+        admit: Admit = "all",
+        engine: Literal["shm", "nccl"] | None = None,
     ) -> None:
-        super().__init__(trainer_core(address, rank, world_size, job, timeout, lease))
+        place = address, rank, world_size, job, timeout, lease
+        super().__init__(trainer_core(*place, epoch, replay, admit, engine))
         self._timeout = timeout
 
     @property
@@ -156,13 +178,35 @@ class Trainer(Transport[TrainerSession]):
         seconds = check_timeout(self._timeout if timeout is None else timeout)
         return await self._core.runtime.acall(session.rank.following.ask, seconds)
 
+    async def propose(
+        self, replicas: Iterable[str] | None, *, timeout: float | None = None
+    ) -> Membership:
+        """Let the pool be the replicas of these names, until the next proposal.
+
+        One that is in the pool and not named is removed: its calls raise a PeerError
+        that gives the number of the proposal, and a push to it ends there as skipped.
+        One that is named and waits is linked; one that is named and not here yet, when
+        it comes; one that comes and is not named waits, connected. ``None`` admits
+        every replica again. The same on every trainer rank, whichever calls it; an
+        ``Observer`` may too. Returns who is in the job then.
+
+        Raises PlanError for names that are empty, too long, or given twice, before
+        anything changes; TimedOutError, PeerError where the trainers failed.
+        """
+        names = None if replicas is None else check_names(replicas)
+        session = self._core.session
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        following = session.rank.following
+        return await self._core.runtime.acall(following.propose, names, seconds)
+
     def events(self, *, after: int | None = None) -> Events:
         """Return an async iterator over membership events.
 
-        Who joined, left or failed, and why: the same on every trainer rank, in the same
-        order, under the same numbers. It begins now, or ``after`` an event's number: 0,
-        or that of a ``membership``, so that nothing is missed in between. The last 1024
-        events are remembered; a gap in the numbers shows that older ones are forgotten.
+        Who joined, left, failed or was fenced, and why: the same on every trainer rank,
+        in the same order, under the same numbers. It begins now, or ``after`` an
+        event's number: 0, or that of a ``membership``, so that nothing is missed in
+        between. The last 1024 events are remembered; a gap in the numbers shows that
+        older ones are forgotten.
         """
         following = self._core.session.rank.following
         number = following.number if after is None else after
@@ -193,7 +237,8 @@ class Trainer(Transport[TrainerSession]):
         Args:
             state_dict: names to tensors, or pairs of both, as ``named_parameters()``
                 gives them.
-            version: must increase; the last one plus 1 by default. Pushes that overlap
+            version: must increase, also over what replicas hold when they join; the
+                last one plus 1 by default. Pushes that overlap
                 on one rank are matched with those of the other ranks in the order of
                 the calls: give each its version where that order might differ.
             partial: allow names of the replicas to be missing; they keep their values.
@@ -222,7 +267,8 @@ class Trainer(Transport[TrainerSession]):
         session = self._core.session
         terms = Terms(version, partial, on_busy, require, cast, check_replicas)
         seconds = check_timeout(self._timeout if timeout is None else timeout)
-        options = PushOptions(terms, seconds, ignore, names)
+        after = session.rank.engines.mark()
+        options = PushOptions(terms, seconds, ignore, names, after)
         return await self._core.runtime.acall(session.rank.push, state_dict, options)
 
 
@@ -231,7 +277,8 @@ class Generator(Transport[GeneratorSession]):
 
     Enter it with ``async with``: it joins the pool of the trainers at the address,
     which may come later. From then on versions arrive by themselves; ``receive``
-    switches them into the tensors. Not bound to an event loop, like ``Trainer``.
+    switches them into the tensors. It outlives its trainers: see ``receive``. Not bound
+    to an event loop, like ``Trainer``.
 
     Args:
         address: of the trainers' store; ``WEIGHTSYNC_STORE`` by default.
@@ -255,6 +302,8 @@ class Generator(Transport[GeneratorSession]):
         lease: seconds without a sign of life from this process after which its peers
             take it for dead, and it them. Signs are given whatever the program does;
             only a process that is stopped, or holds the GIL for so long, gives none.
+        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` for tensors on a GPU; by
+            default the one that fits the tensors.
 
     Raises PlanError, DtypeError or UnsupportedError for tensors that cannot be received
     into, and PlanError for rules that do not fit them; on entering, PlanError for a
@@ -274,6 +323,7 @@ class Generator(Transport[GeneratorSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
+        engine: Literal["shm", "nccl"] | None = None,
     ) -> None:
         core, self._tensors = generator_core(
             address,
@@ -286,6 +336,7 @@ class Generator(Transport[GeneratorSession]):
             job,
             timeout,
             lease,
+            engine,
         )
         super().__init__(core)
         self._timeout = timeout
@@ -297,13 +348,16 @@ class Generator(Transport[GeneratorSession]):
 
     @property
     def version(self) -> int | None:
-        """The version that the tensors hold; None before the first, "not ready"."""
-        return self._core.session.rank.epochs.version
+        """The version that the tensors hold; None before the first, "not ready".
+
+        It stays while there are no trainers.
+        """
+        return self._core.session.reading.epochs.version
 
     @property
     def pending(self) -> int | None:
         """The version that is whole and waits for ``receive``, if any."""
-        return self._core.session.rank.epochs.pending
+        return self._core.session.reading.epochs.pending
 
     async def receive(self, *, timeout: float | None = None) -> Update:
         """Wait for the next whole version and switch it in.
@@ -313,24 +367,37 @@ class Generator(Transport[GeneratorSession]):
 
         Raises TimedOutError, after which it may be called again; ClosedError when the
         trainers have closed; PeerError when they, or another rank of this replica,
-        failed. The tensors then keep the last version.
+        failed. The tensors then keep the last version, and ``use`` works throughout.
+
+        That is raised once. The next call joins again, within its own timeout: trainers
+        that were restarted, or the same ones where this replica was removed. Each rank
+        of a replica does so by its own call, and they wait for one that is replaced.
+        PlanError says that this replica was refused, as where it holds a version of a
+        later epoch. In modes "swap" and "inplace" the tensors move into new memory
+        then: ``data_ptr`` changes, no lease may be held, and for that moment the window
+        is there twice.
         """
         session = self._core.session
         seconds = check_timeout(self._timeout if timeout is None else timeout)
-        return await self._core.runtime.acall(session.rank.receive, seconds)
+        session.note()
+        return await self._core.runtime.acall(session.receive, seconds)
 
     def use(self) -> Lease:
         """Return a read lease: ``with transport.use() as weights``."""
         return Lease(self._core, self._tensors)
 
     def __aiter__(self) -> Self:
-        """Iterate over the versions to come, until the trainers close."""
+        """Iterate over the versions to come, until the trainers close.
+
+        It may be iterated over again, for those of the next trainers.
+        """
         return self
 
     async def __anext__(self) -> Update:
         """Receive the next version, however long it takes."""
         session = self._core.session
+        session.note()
         try:
-            return await self._core.runtime.acall(session.rank.receive, None)
+            return await self._core.runtime.acall(session.receive, None)
         except ClosedError:
             raise StopAsyncIteration from None

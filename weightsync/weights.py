@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightsync.engine import Engine
     from weightsync.window import Window
 
 
@@ -35,8 +36,14 @@ class Tensors:
     """
 
     def __init__(
-        self, mode: Mode, registered: Registered, memory: Tensor, slots: Slots
+        self,
+        mode: Mode,
+        registered: Registered,
+        memory: Tensor,
+        slots: Slots,
+        engine: Engine,
     ) -> None:
+        self._engine: Final = engine
         self._mode: Final = mode
         self._tensors: Final = registered.tensors
         self._labels: Final = registered.labels
@@ -59,9 +66,10 @@ class Tensors:
         if self._mode is Mode.STAGED:
             return
         pairs = zip(self._storages, self._layout.storages, strict=True)
-        for (storage, *_), start in pairs:
-            begin = self._slots.data(0) + start
-            self._memory[begin : begin + storage.nbytes].copy_(storage)
+        with self._engine.ordered(self._engine.noted()):
+            for (storage, *_), start in pairs:
+                begin = self._slots.data(0) + start
+                self._memory[begin : begin + storage.nbytes].copy_(storage)
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
@@ -73,11 +81,17 @@ class Tensors:
             self._check_writable()
             await self._copy_out(window, names)
         elif self._mode is Mode.SWAP:
+            await self._engine.settled()
             await self._keep_others(window, slot, names)
             self._repoint(slot)
 
-    def covered_by(self, names: frozenset[str]) -> frozenset[int]:
-        """Return which memories a push of these names fills, as indices of pieces."""
+    def covered_by(self, names: frozenset[str] | None) -> frozenset[int]:
+        """Return which memories a push of these names fills, as indices of pieces.
+
+        All of them without names.
+        """
+        if names is None:
+            return self._owners
         if self._covered is None or self._covered[0] is not names:
             pairs = zip(self._roots, self._names, strict=True)
             filled = [root for root, name in pairs if name in names]
@@ -98,13 +112,18 @@ class Tensors:
             runs = self._table(covered.difference(strided))
             self._copies = {covered: (runs, strided)}
         runs, strided = self._copies[covered]
-        try:
-            await window.copy_out(self._tensors, runs)
-        except PlanError as error:
-            raise PlanError(f"{self._shrunk()}{error}") from error
+        if len(runs):
+            try:
+                await window.copy_out(self._tensors, runs)
+            except PlanError as error:
+                raise PlanError(f"{self._shrunk()}{error}") from error
         pairs = [(self._tensors[i], self._view(i)) for i in strided]
         if pairs:
-            await in_thread(_copy, pairs)
+            await in_thread(self._copy_alone, pairs)
+
+    def _copy_alone(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        with self._engine.ordered(self._engine.noted()):
+            _copy(pairs)
 
     def _shrunk(self) -> str:
         """Say which tensors have lost memory since they were registered."""
@@ -131,7 +150,7 @@ class Tensors:
         if runs.numel():
             runs[:, 1] += self._slots.data(1 - slot)
             runs[:, 2] += self._slots.data(slot)
-            await window.copy_in([self._memory], runs)
+            await self._engine.copy_in(window, [self._memory], runs)
 
     def _beside(self, covered: frozenset[int]) -> Tensor:
         """Make a table of all bytes of a slot that are not in these pieces."""
@@ -148,7 +167,8 @@ class Tensors:
         return table(rows, 0)
 
     def _strided(self, owners: frozenset[int]) -> list[int]:
-        return [i for i in sorted(owners) if not self._tensors[i].is_contiguous()]
+        alone = self._engine.copies_alone
+        return [i for i in sorted(owners) if alone(self._tensors[i])]
 
     def _table(self, owners: frozenset[int]) -> Tensor:
         rows = [(i, self._layout.offsets[i], self._tensors[i].nbytes) for i in owners]

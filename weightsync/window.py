@@ -330,6 +330,14 @@ class Window:
         """Copy tensors into runs of this rank's own window."""
         return self._copy(tensors, runs, to_window=True)
 
+    def copy_in_order(self, tensors: Sequence[Tensor], runs: Tensor) -> None:
+        """Copy as ``copy_in`` does, in the order of the current stream.
+
+        On GPUs it returns when that is issued, else when it is done.
+        """
+        self._check_open()
+        self._window.copy_local(list(tensors), runs, True, False)
+
     def close(self) -> None:
         """Deregister with all ranks. Idempotent; needs every rank, or times out.
 

@@ -11,8 +11,10 @@ void release_storage(void* context) { delete static_cast<c10::Storage*>(context)
 
 void check_fits(const at::Tensor& tensor, const at::Tensor& memory,
                 std::int64_t offset) {
-  check(tensor.device().is_cpu() && memory.device().is_cpu(), Code::kUnsupported,
-        "only CPU storages can be exchanged");
+  check(tensor.device() == memory.device(), Code::kInvalid, [&] {
+    return c10::str("a tensor on ", tensor.device(), " cannot lie in memory on ",
+                    memory.device());
+  });
   check(tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes(),
         Code::kInvalid, "a tensor does not cover its whole storage");
   const auto end = static_cast<std::uint64_t>(offset) + tensor.nbytes();
@@ -34,7 +36,7 @@ void repoint(const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto* const owner = new c10::Storage(memory.storage());
     tensors[i].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-        c10::DataPtr(base + offsets[i], owner, &release_storage, c10::kCPU));
+        c10::DataPtr(base + offsets[i], owner, &release_storage, memory.device()));
   }
 }
 

@@ -11,8 +11,8 @@ namespace weightsync {
 // Exchanges the memory of each tensor's storage for that of `memory` at an offset in
 // bytes, without a copy. The storage object stays, so all tensors that share it (a
 // parameter and what state_dict() made of it, views) see the new memory. It keeps
-// `memory` alive. Each tensor covers its whole storage; PlanError otherwise, before any
-// is changed.
+// `memory` alive. Each tensor covers its whole storage, on the device of `memory`;
+// PlanError otherwise, before any is changed.
 void repoint(const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
              const std::vector<std::int64_t>& offsets);
 

@@ -12,6 +12,7 @@ fraction of the answer's positions that hold the right digit.
 
 With --fsdp each trainer rank holds and pushes a shard of every tensor. With --fused
 the generators hold q, k and v in one tensor. Nothing is gathered for a push.
+With --chaos generators die, freeze and come meanwhile: see chaos.py.
 
 Nobody waits for a round to end: a generator samples with the version it has until
 the next one is whole. So samples are a few versions old when they are trained on.
@@ -31,11 +32,14 @@ The parts, from top to bottom of this file:
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import multiprocessing
 import signal
 import socket
 import sys
+import termios
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -47,8 +51,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
+import msgspec
 import torch
 import torch.distributed as dist
+from chaos import LEASE, Chaos
 from fused_qwen3 import fuse
 from rich.console import Console
 from rich.live import Live
@@ -65,12 +71,12 @@ import weightsync.names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.queues import Queue
 
     from torch import Tensor
     from torch.nn import Module
     from transformers import Qwen3ForCausalLM
 
+    from weightsync import MembershipEvent
     from weightsync.names import Rule
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -98,6 +104,9 @@ class Options:
     fused: bool = option(
         False, "fuse projections in the generators' model", action="store_true"
     )
+    chaos: bool = option(
+        False, "kill, freeze and add generators while it learns", action="store_true"
+    )
     digits: int = option(4, "digits to sort")
     prompts: int = option(16, "different prompts in a batch")
     group: int = option(16, "answers to each prompt; GRPO compares them")
@@ -112,6 +121,7 @@ class Options:
         "what a push does about a replica still busy with the version before",
         choices=("wait", "skip"),
     )
+    lease: float = option(10.0, "seconds without a sign of life that end a process")
     margin: float = option(0.4, "the reward must rise by this, or the run has failed")
     seed: int = option(0, "of everything random")
     time_limit: float = option(300.0, "seconds after which the run is given up")
@@ -146,6 +156,8 @@ def parse_options() -> Options:
     chosen = vars(parser.parse_args())
     if chosen["fsdp"]:
         chosen["trainers"] = max(2, chosen["trainers"])
+    if chosen["chaos"]:
+        chosen["lease"] = min(LEASE, chosen["lease"])
     try:
         return Options(**chosen)
     except ValueError as error:
@@ -181,6 +193,38 @@ class Batch:
     rewards: list[float]
 
 
+class Samples:
+    """Batches on their way to the trainers: a bounded queue between processes.
+
+    It is a socket that carries whole messages. There is no lock, and no message is
+    ever half there: whoever is killed or stopped while it writes disturbs nobody.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def put_nowait(self, batch: Batch) -> None:
+        """Append a batch; raises Full where so many wait already, by their bytes."""
+        message = msgspec.msgpack.encode(batch)
+        waiting = fcntl.ioctl(self._in, termios.TIOCOUTQ, bytes(4))
+        if int.from_bytes(waiting, sys.byteorder) >= self._limit * len(message):
+            raise Full
+        try:
+            self._in.send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise Full from None
+
+    def get(self, timeout: float) -> Batch:
+        """Take the next batch; raises Empty."""
+        self._out.settimeout(timeout)
+        try:
+            message = self._out.recv(1 << 20)
+        except TimeoutError:
+            raise Empty from None
+        return msgspec.msgpack.decode(message, type=Batch)
+
+
 # ---------------------------------------------------------------------------------
 # Model
 
@@ -214,7 +258,7 @@ class Job:
     """What every process is given."""
 
     options: Options
-    samples: Queue[Batch]
+    samples: Samples
     weights_address: str
     gradients_address: str
 
@@ -249,7 +293,7 @@ def sample_pinned(
         return sample(model, weights.version, options)
 
 
-async def hand_over(batch: Batch, samples: Queue[Batch]) -> None:
+async def hand_over(batch: Batch, samples: Samples) -> None:
     """Put a batch into the queue as soon as there is room."""
     while True:
         try:
@@ -269,8 +313,14 @@ async def sample_forever(
         await hand_over(batch, job.samples)
 
 
+async def take_in(transport: weightsync.Generator, reports: Connection) -> None:
+    """Switch every new version in, until the trainers close."""
+    async for update in transport:
+        reports.send(SwitchReport(update.switched))
+
+
 async def generate(index: int, reports: Connection, job: Job) -> None:
-    """Sample and take new versions in, both at once, until the trainers close."""
+    """Sample and take new versions in, both at once."""
     model = build_model(job.options)  # random, and unlike the trainer's
     rules: Sequence[Rule] = ()
     if job.options.fused:
@@ -283,20 +333,25 @@ async def generate(index: int, reports: Connection, job: Job) -> None:
         replica=f"gen-{index}",
         rank=0,
         world_size=1,
+        lease=job.options.lease,
     ) as transport:
-        await transport.receive(timeout=PATIENCE)  # no sample without a version
+        try:
+            await transport.receive(timeout=PATIENCE)  # no sample without a version
+        except weightsync.ClosedError:
+            return  # it came after the last one
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sample_forever, transport, model, job)
-            async for update in transport:
-                reports.send(SwitchReport(update.switched))
+            await take_in(transport, reports)
             tasks.cancel_scope.cancel()
 
 
 def run_generator(index: int, reports: Connection, job: Job) -> None:
     """A generator process."""
     torch.manual_seed(job.options.seed + 1000 + index)
-    anyio.run(generate, index, reports, job)
-    job.samples.cancel_join_thread()  # nobody wants the last samples any more
+    try:
+        anyio.run(generate, index, reports, job)
+    except* weightsync.PeerError as errors:  # a trainer failed, or we were frozen
+        raise SystemExit(f"gen-{index} ends: {errors.exceptions[0]}") from None
 
 
 # ---------------------------------------------------------------------------------
@@ -318,6 +373,7 @@ class StepReport:
     push_seconds: float
     push_bytes: int
     skipped: int  # replicas
+    failed: int  # replicas, which are out of the pool
 
 
 def take(version: int, job: Job) -> tuple[Batch, int]:
@@ -387,27 +443,30 @@ def push(
     model: Module,
     version: int,
     on_busy: Literal["wait", "skip"],
+    require: Literal["any", "all"],
 ) -> weightsync.PushReport:
     """Send the weights to every generator, as a new version."""
-    report = transport.push(
-        model.state_dict(), version=version, on_busy=on_busy, timeout=PATIENCE
+    return transport.push(
+        model.state_dict(),
+        version=version,
+        on_busy=on_busy,
+        require=require,
+        timeout=PATIENCE,
     )
-    for name, replica in report.replicas.items():
-        if replica.status == "failed":
-            raise RuntimeError(f"version {version} missed {name}: {replica.reason}")
-    return report
 
 
 def train(
-    transport: weightsync.blocking.Trainer, rank: int, job: Job
+    transport: weightsync.blocking.Trainer,
+    model: Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    job: Job,
 ) -> Iterator[StepReport]:
     """Take samples, make a step, push; again and again."""
     options = job.options
-    model = build_model(options)
-    if options.fsdp:
-        shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate)
-    push(transport, model, 1, "wait")  # version 1 is the random start
+    # Whoever fails is named by the report, or with "all" by an error.
+    require: Literal["any", "all"] = "any" if options.chaos else "all"
+    push(transport, model, 1, "wait", require)  # version 1 is the random start
     skipped = 0
     for version in range(1, options.steps + 1):
         batch, dropped = take(version, job)
@@ -415,7 +474,7 @@ def train(
         error = train_step(model, optimizer, batch, options)
         # A replica that missed two in a row might have no sample fresh enough.
         on_busy = "wait" if skipped else options.on_busy
-        pushed = push(transport, model, version + 1, on_busy)
+        pushed = push(transport, model, version + 1, on_busy, require)
         skipped = sum(r.status == "skipped" for r in pushed.replicas.values())
         yield StepReport(
             rank=rank,
@@ -429,7 +488,16 @@ def train(
             push_seconds=pushed.seconds,
             push_bytes=pushed.nbytes,
             skipped=skipped,
+            failed=len(pushed.failed),
         )
+
+
+def follow_members(
+    transport: weightsync.blocking.Trainer, tell: Callable[[Any], None]
+) -> None:
+    """Tell who joined, left and failed, until the transport is closed."""
+    for event in transport.events(after=0):
+        tell(event)
 
 
 def run_trainer(rank: int, reports: Connection, job: Job) -> None:
@@ -437,12 +505,26 @@ def run_trainer(rank: int, reports: Connection, job: Job) -> None:
     size = job.options.trainers
     torch.manual_seed(job.options.seed)  # the same start on all ranks
     dist.init_process_group("gloo", job.gradients_address, rank=rank, world_size=size)
-    with weightsync.blocking.Trainer(
-        job.weights_address, rank=rank, world_size=size
-    ) as transport:
-        transport.wait_for_replicas(job.options.generators, timeout=PATIENCE)
-        for report in train(transport, rank, job):
+    # Before the transport: on a busy machine imports stop all threads for seconds.
+    model = build_model(job.options)
+    if job.options.fsdp:
+        shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), job.options.learning_rate)
+    sending = threading.Lock()
+
+    def tell(report: StepReport | MembershipEvent) -> None:
+        with sending:
             reports.send(report)
+
+    with weightsync.blocking.Trainer(
+        job.weights_address, rank=rank, world_size=size, lease=job.options.lease
+    ) as transport:
+        if rank == 0:
+            arguments = (transport, tell)
+            threading.Thread(target=follow_members, args=arguments, daemon=True).start()
+        transport.wait_for_replicas(job.options.generators, timeout=PATIENCE)
+        for report in train(transport, model, optimizer, rank, job):
+            tell(report)
     dist.destroy_process_group()
 
 
@@ -457,13 +539,18 @@ class Tally:
     options: Options
     steps: list[StepReport] = field(default_factory=list)
     switches: list[float] = field(default_factory=list)
+    events: list[MembershipEvent] = field(default_factory=list)
+    strikes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     first_step: float = 0.0
 
-    def add(self, report: StepReport | SwitchReport) -> None:
+    def add(self, report: StepReport | SwitchReport | MembershipEvent) -> None:
         """Count a report in."""
         if isinstance(report, SwitchReport):
             self.switches.append(report.seconds)
+            return
+        if isinstance(report, weightsync.MembershipEvent):
+            self.events.append(report)
             return
         self.steps.append(report)
         self.first_step = self.first_step or time.monotonic()
@@ -478,6 +565,10 @@ class Tally:
         raw = [step.reward for step in self.steps]
         cuts = range(0, len(raw), self.window)
         return [fmean(raw[cut : cut + self.window]) for cut in cuts]
+
+    def members(self, kind: Literal["joined", "left", "failed"]) -> int:
+        """How many times a generator joined, left or failed."""
+        return sum((e.role, e.kind) == ("replica", kind) for e in self.events)
 
     def samples_per_second(self) -> float:
         """Samples trained on, since the first step ended."""
@@ -497,7 +588,12 @@ class Tally:
             "push_ms": 1e3 * median(step.push_seconds for step in own),
             "switches": len(self.switches),
             "switch_ms": 1e3 * median(self.switches) if self.switches else None,
+            "push_ms_max": 1e3 * max(step.push_seconds for step in own),
             "skipped": sum(step.skipped for step in own),
+            "failed": sum(step.failed for step in own),
+            "joined": self.members("joined"),
+            "lost": self.members("failed"),
+            "strikes": self.strikes,
             "sample_version_min": min(step.sample_version for step in self.steps),
             "sample_version_max": max(step.sample_version for step in self.steps),
             "staleness_min": min(staleness),
@@ -559,7 +655,10 @@ def closing_table(figures: dict[str, Any]) -> Table:
         ("versions pushed", "versions", "{}"),
         ("bytes of a push to all", "push_bytes", "{:,}"),
         ("push, median ms", "push_ms", "{:.2f}"),
+        ("push, longest ms", "push_ms_max", "{:.2f}"),
         ("switch, median ms", "switch_ms", "{:.2f}"),
+        ("times that a generator joined", "joined", "{}"),
+        ("times that a generator failed", "lost", "{}"),
         ("replicas skipped by a push", "skipped", "{}"),
         ("staleness, mean", "staleness_mean", "{:.2f}"),
         ("staleness, max", "staleness_max", "{}"),
@@ -585,13 +684,14 @@ class RunError(Exception):
     """A process failed, or the run took too long; the message says which."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Child:
     """A process that we started, and the pipe it reports through."""
 
     name: str
     process: multiprocessing.process.BaseProcess
     reports: Connection
+    ended: bool = False
 
     def finish(self) -> None:
         """To be called when its pipe has closed; raises unless it ended well."""
@@ -638,18 +738,9 @@ def start(
     return Child(name, process, ours)
 
 
-def start_all(options: Options, samples: Queue[Batch]) -> list[Child]:
-    """Start the trainers and the generators."""
-    job = Job(options, samples, *free_addresses(2))
-    trainers = [
-        start(f"trainer-{rank}", run_trainer, rank, job)
-        for rank in range(options.trainers)
-    ]
-    generators = [
-        start(f"gen-{index}", run_generator, index, job)
-        for index in range(options.generators)
-    ]
-    return trainers + generators
+def start_generator(index: int, job: Job) -> Child:
+    """Start a generator, at the beginning or later."""
+    return start(f"gen-{index}", run_generator, index, job)
 
 
 def free_addresses(count: int) -> list[str]:
@@ -661,36 +752,62 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def follow(children: list[Child], time_limit: float) -> Iterator[Any]:
+def follow(
+    trainers: list[Child], generators: list[Child], chaos: Chaos | None, limit: float
+) -> Iterator[Any]:
     """Yields what the children report, until the last of them has ended well."""
-    deadline = time.monotonic() + time_limit
-    running: dict[Any, Child] = {child.reports: child for child in children}
-    while running:
+    deadline = time.monotonic() + limit
+    while not all(child.ended for child in trainers + generators):
         if time.monotonic() > deadline:
-            raise RunError(f"it was not over within {time_limit:.0f} s")
-        for pipe in wait(list(running), timeout=1.0):
+            raise RunError(f"it was not over within {limit:.0f} s")
+        learning = not all(trainer.ended for trainer in trainers)
+        if chaos is not None:
+            chaos.act() if learning else chaos.finish()
+        running = [child for child in trainers + generators if not child.ended]
+        pipes = {child.reports: child for child in running}
+        for pipe in wait(list(pipes), timeout=1.0 if chaos is None else 0.05):
+            child = pipes[pipe]
             try:
-                yield running[pipe].reports.recv()
+                yield child.reports.recv()
             except (EOFError, OSError):
-                running.pop(pipe).finish()
+                child.ended = True
+                if chaos is None or not (learning and chaos.replaces(child)):
+                    child.finish()
 
 
 def run(options: Options, console: Console) -> Tally:
     """Start all processes and follow them to the end."""
     tally = Tally(options)
-    samples: Queue[Batch] = SPAWN.Queue(options.queue)
-    children = start_all(options, samples)
+    job = Job(options, Samples(options.queue), *free_addresses(2))
+    trainers = [
+        start(f"trainer-{rank}", run_trainer, rank, job)
+        for rank in range(options.trainers)
+    ]
+    generators = [start_generator(index, job) for index in range(options.generators)]
+
+    def launch(index: int) -> Child:
+        generators.append(start_generator(index, job))
+        return generators[-1]
+
+    chaos = Chaos(list(generators), launch, options.seed) if options.chaos else None
     try:
-        names = (f"{each.name} (pid {each.process.pid})" for each in children)
-        print("started", ", ".join(names), flush=True)
+        named = (f"{c.name} (pid {c.process.pid})" for c in trainers + generators)
+        print("started", ", ".join(named), flush=True)
         with display(console, tally) as show:
-            for report in follow(children, options.time_limit):
+            for report in follow(trainers, generators, chaos, options.time_limit):
                 tally.add(report)
                 if isinstance(report, StepReport):
                     show(report)
+                elif chaos is not None and isinstance(
+                    report, weightsync.MembershipEvent
+                ):
+                    print("members:", report, flush=True)
+                    chaos.heard(report)
     finally:
-        for child in children:
+        for child in trainers + generators:
             child.stop()
+    if chaos is not None:
+        tally.strikes = chaos.strikes
     return tally
 
 

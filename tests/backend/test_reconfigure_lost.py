@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import ReconfigureOptions
 
 from tests.backend.ending import OURS
+from tests.backend.test_reconfigure import weightsync_group
 from tests.conformance.members import (
     exchanged,
     expected,
@@ -78,3 +81,28 @@ def test_who_dies_once_all_agreed_is_noticed_before_nccl_would_wait_for_it() -> 
     assert [[words, False, expected([1, 0], process)] for process in range(2)] == [
         each.result for each in rest
     ], rest
+
+
+def aborts_while_nobody_listens() -> list[Any]:
+    """Form a group whose first member, in whose store they meet, is gone already."""
+    gone, waits = weightsync_group(), weightsync_group()
+    options = ReconfigureOptions()
+    options.uuid = 1
+    options.handles = [gone.get_reconfigure_handle(), waits.get_reconfigure_handle()]
+    options.timeout = timedelta(seconds=60)
+    gone.abort()
+    errors: list[str] = []
+    forming = threading.Thread(
+        target=lambda: errors.append(raised(waits.reconfigure, options))
+    )
+    forming.start()
+    time.sleep(0.5)  # nothing tells that it has begun to wait
+    waiting = not errors
+    began = time.monotonic()
+    waits.abort()
+    forming.join(30)
+    return [waiting, time.monotonic() - began < 5, bool(errors and errors[0])]
+
+
+def test_an_abort_ends_the_wait_for_a_first_member_that_is_gone() -> None:
+    assert [[True] * 3] == testing.emulated(aborts_while_nobody_listens, 1)

@@ -106,6 +106,7 @@ def test_push_measures_verifies_and_draws(tmp_path: Path) -> None:
         ("--layout columns --mode staged --row-bytes 192", 1, 2, "rows of 192 B"),
         ("--layout columns --ranks 3 --mode swap --cast", 1, 3, "to bfloat16"),
         ("--layout rows --trainers 3 --mode staged --cast", 3, 1, "to bfloat16"),
+        ("--layout rows --mode swap --replay", 2, 1, "kept for replays"),
     ],
 )
 def test_a_push_is_measured_for_every_layout(

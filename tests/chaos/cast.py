@@ -32,6 +32,9 @@ class Process:
         self.over = False
         self.frozen_until: float | None = None
         self.frozen_seconds = 0.0
+        self.frozen_at = 0.0
+        self.outlasting = False
+        self.removed = False
 
     def __repr__(self) -> str:
         return self.child.name
@@ -90,11 +93,12 @@ class Process:
         self.frozen_until = None
         self._signal(signal.SIGKILL)
 
-    def freeze(self, seconds: float) -> None:
-        """Stop it for some seconds from now."""
+    def freeze(self, seconds: float, *, outlasting: bool = False) -> None:
+        """Stop it for some seconds from now; whether they outlast its lease."""
         if self.killed or self.over:
             return
-        now = time.monotonic()
+        self.outlasting = self.outlasting or outlasting
+        now = self.frozen_at = time.monotonic()
         self.frozen_until = max(self.frozen_until or 0.0, now + seconds)
         self.frozen_seconds += seconds
         self._signal(signal.SIGSTOP)
@@ -102,6 +106,7 @@ class Process:
     def thaw(self) -> None:
         """Let it go on."""
         self.frozen_until = None
+        self.outlasting = False
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -155,6 +160,11 @@ class Replica(NamedTuple):
         return not self.marks
 
     @property
+    def struck(self) -> float:
+        """When one of its ranks was frozen last."""
+        return max(process.frozen_at for process in self.processes)
+
+    @property
     def opened(self) -> bool:
         """Whether all of its ranks have joined."""
         return all(process.opened for process in self.processes)
@@ -175,10 +185,9 @@ class Push:
     ``disturbed`` says that something happened to a trainer rank meanwhile.
     """
 
-    def __init__(self, version: int, ranks: list[Process], seconds: float) -> None:
+    def __init__(self, version: int, ranks: list[Process]) -> None:
         self.version = version
         self.ranks = ranks
-        self.seconds = seconds
         self.began = time.monotonic()
         self.calls: dict[int, Call] = {}
         self.disturbed = False
@@ -192,9 +201,9 @@ class Push:
 
     @property
     def over(self) -> bool:
-        """Whether all calls have ended that can."""
+        """Whether all calls have ended that can, those of a frozen rank later."""
         self.take()
         return all(
-            rank in self.calls or not process.alive
+            rank in self.calls or not process.alive or process.outlasting
             for rank, process in enumerate(self.ranks)
         )

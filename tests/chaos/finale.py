@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LAST_SECONDS = 10.0
 """Timeout of the last push: nobody is frozen any more."""
 
+TOLD = "removed this process, which gave no sign of life for"
+
 SLACK = 3
 """Descriptors and threads that may be open for a moment."""
 
@@ -29,6 +31,7 @@ def finish(stage: Stage) -> None:
         if push is not None:
             _all_have(stage, push, untouched)
     _broken_ones_end(stage)
+    _removed_ones_end(stage)
     _let_go(stage)
     if job is not None:
         _trainers_are_as_before(stage, job)
@@ -103,6 +106,20 @@ def _broken_ones_end(stage: Stage) -> None:
                     stage.must(lambda p=process: p.closed, 2 * GRACE, what)
 
 
+def _removed_ones_end(stage: Stage) -> None:
+    """Who was frozen for longer than its lease ends by itself, and knows why."""
+    for replica in stage.replicas:
+        removed = [process for process in replica.processes if process.removed]
+        if replica.marks != {"outlasted"} or not removed:
+            continue
+        for process in replica.processes:
+            what = f"let {process} end as removed"
+            stage.must(lambda p=process: p.closed, 2 * GRACE, what)
+        call = removed[0].call("receive")
+        if call is None or call.kind != "PeerError" or TOLD not in call.text:
+            raise ChaosError(f"{removed[0]} does not know that it was removed: {call}")
+
+
 def _let_go(stage: Stage) -> None:
     everyone = [p for replica in stage.replicas for p in replica.processes]
     for process in everyone:
@@ -112,7 +129,10 @@ def _let_go(stage: Stage) -> None:
 
 
 def _trainers_are_as_before(stage: Stage, job: Job) -> None:
-    """Without replicas trainer ranks have no more open than when they had opened."""
+    """Without replicas trainer ranks have no more open than when they had opened.
+
+    But for the version that they keep.
+    """
     for rank in job.ranks:
         what = f"let {rank} forget the replicas"
         stage.must(lambda r=rank: not _ask_replicas(stage, r), GRACE, what)
@@ -122,7 +142,7 @@ def _trainers_are_as_before(stage: Stage, job: Job) -> None:
             rank.say("census")
             last, first = _count(stage, rank, index), rank.census[0]
             return (
-                last.segments == 0
+                last.segments <= stage.kept_segments + stage.engine.segments
                 and last.descriptors <= first.descriptors + SLACK
                 and last.threads <= first.threads + SLACK
             )
@@ -133,9 +153,9 @@ def _trainers_are_as_before(stage: Stage, job: Job) -> None:
 
 
 def _keys_are_few(stage: Stage, job: Job) -> None:
-    """The store has the leader, and a hub for each name: nothing that grows."""
+    """The store has leader and term, and a hub for each name: nothing that grows."""
     names = {replica.name for replica in stage.replicas}
-    allowed = {f"replica/{name}" for name in names} | {"leader"}
+    allowed = {f"replica/{name}" for name in names} | {"leader", "term"}
     prefix = "weightsync/default/"
     ours = [key for key in job.ranks[0].census[-1].keys if prefix in key]
     found = {key.partition(prefix)[2] for key in ours}

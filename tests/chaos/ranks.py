@@ -38,6 +38,8 @@ class Place(NamedTuple):
     world: int
     rows: int
     device: str
+    lease: float
+    replay: bool
 
 
 async def trainer(control: Control, place: Place) -> None:
@@ -46,7 +48,12 @@ async def trainer(control: Control, place: Place) -> None:
     boxes = trainer_boxes(place.rows, place.rank, place.world)
     weights = Weights(place.rows, boxes, place.device)
     transport = weightsync.Trainer(
-        place.address, rank=place.rank, world_size=place.world, timeout=OPEN_SECONDS
+        place.address,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=OPEN_SECONDS,
+        lease=place.lease,
+        replay=place.replay,
     )
     opened, _ = await timed("open", OPEN_SECONDS, transport.__aenter__())
     control.say(opened)
@@ -58,9 +65,10 @@ async def trainer(control: Control, place: Place) -> None:
                 control.say(Replicas(transport.replicas))
             case "census":
                 control.say(census(await anyio.to_thread.run_sync(_keys, place)))
-            case version, seconds:
+            case version, seconds, limit:
                 weights.fill(version)
-                control.say(await _push(transport, weights, version, seconds))
+                call = await _push(transport, weights, version, seconds)
+                control.say(call._replace(limit=limit))
     closed, _ = await timed("close", CLOSE_SECONDS, transport.aclose())
     control.say(closed)
 
@@ -97,6 +105,7 @@ async def generator(
         world_size=place.world,
         mode=mode,
         timeout=OPEN_SECONDS,
+        lease=place.lease,
     )
     life = _Life(control, weights, transport, mode, receive_seconds)
     async with anyio.create_task_group() as tasks:

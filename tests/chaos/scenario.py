@@ -10,12 +10,17 @@ Mode = Literal["staged", "swap", "inplace"]
 Moment = Literal["now", "between", "during", "forming"]
 Store = Literal["tcp", "file"]
 
+MODES: tuple[Mode, ...] = ("staged", "swap", "inplace")
+
 MAX_REPLICAS = 4
 PUSH_SECONDS = 8.0
 """Timeout of a push: nothing but a frozen process makes one last."""
 
 FROZEN_PUSH_SECONDS = 1.0
 """Timeout of a push while somebody is frozen: it may last so long."""
+
+LEASES = (1.0, 1.5, 2.0)
+"""Shorter than the timeout of a push, and than some freezes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,34 @@ class FreezeTrainer:
     seconds: float
 
 
-Action = Start | Join | Leave | Kill | Freeze | KillTrainer | FreezeTrainer
+@dataclass(frozen=True, slots=True)
+class Outlast:
+    """One rank of a replica is stopped for longer than its lease, and then goes on."""
+
+    replica: int
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutlastTrainer:
+    """A trainer rank is stopped for longer than its lease, which ends the job."""
+
+    rank: int
+    seconds: float
+
+
+Action = (
+    Start
+    | Join
+    | Leave
+    | Kill
+    | Freeze
+    | Outlast
+    | KillTrainer
+    | FreezeTrainer
+    | OutlastTrainer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +129,14 @@ class Scenario:
     seed: int
     store: Store
     rows: int
+    lease: float
     receive_seconds: float
     steps: tuple[Step, ...]
+
+    @property
+    def replay(self) -> bool:
+        """Whether trainers keep versions: with every other seed."""
+        return self.seed % 2 == 1
 
     def __str__(self) -> str:
         """Write it down, a step a line."""
@@ -106,21 +144,24 @@ class Scenario:
             f"{step.moment} +{step.delay:.3f} s: {step.action}" for step in self.steps
         ]
         head = (
-            f"seed {self.seed}: store {self.store}, {self.rows} rows, receive "
-            f"{self.receive_seconds} s"
+            f"seed {self.seed}: store {self.store}, {self.rows} rows, lease "
+            f"{self.lease} s, receive {self.receive_seconds} s"
+            f"{', replay' if self.replay else ''}"
         )
         return "\n  ".join([head, *lines])
 
 
-def draw(seed: int) -> Scenario:
-    """Draw a scenario: the same one for the same seed."""
+def draw(seed: int, modes: tuple[Mode, ...] = MODES) -> Scenario:
+    """Draw a scenario: the same one for the same seed, but for modes there are not."""
     chance = random.Random(seed)
+    lease = chance.choice(LEASES)
     return Scenario(
         seed,
         store=chance.choice(("tcp", "file")),
         rows=chance.choice((200, 200, 2_000, 30_000)),
+        lease=lease,
         receive_seconds=chance.choice((0.1, 0.4, 1.0)),
-        steps=tuple(_Drawing(chance).steps()),
+        steps=tuple(_Drawing(chance, lease, modes).steps()),
     )
 
 
@@ -129,6 +170,8 @@ class _Drawing:
     """Who is there while a scenario is drawn."""
 
     chance: random.Random
+    lease: float
+    modes: tuple[Mode, ...]
     trainers: int = 0
     replicas: dict[int, Join] = field(default_factory=dict)
     names: int = 0
@@ -155,8 +198,10 @@ class _Drawing:
             self._leave: 3,
             self._kill: 5,
             self._freeze: 3,
+            self._outlast: 4,
             self._kill_trainer: 1,
             self._freeze_trainer: 1,
+            self._outlast_trainer: 1,
         }
         (chosen,) = self.chance.choices(list(weights), list(weights.values()))
         chosen()
@@ -172,7 +217,8 @@ class _Drawing:
             return
         number = sum(isinstance(step.action, Join) for step in self.made)
         ranks = self.chance.choice((1, 2))
-        mode = self.chance.choice(("staged", "swap", "inplace"))
+        mode = self.chance.choice(MODES)
+        mode = mode if mode in self.modes else "staged"
         self.replicas[number] = Join(number, self._name(), ranks, mode)
         self._add(self.replicas[number], ("now", "between", "during"))
 
@@ -206,15 +252,39 @@ class _Drawing:
         self.slow = True
         return round(self.chance.uniform(1.1, 1.6) * FROZEN_PUSH_SECONDS, 3)
 
+    def _outlast(self) -> None:
+        """Whoever is frozen for so long is removed, and its name is free."""
+        if self.slow or not self.replicas:
+            return
+        self.slow = True
+        replica = self._forget()
+        rank = self.chance.randrange(replica.ranks)
+        self._strike(Outlast(replica.replica, rank, self._beyond_lease()), replica)
+
+    def _beyond_lease(self) -> float:
+        return round(self.lease + self.chance.uniform(0.8, 2.0), 3)
+
     def _kill_trainer(self) -> None:
+        rank = self._end_job()
+        self._add(KillTrainer(rank), ("between", "during"))
+
+    def _outlast_trainer(self) -> None:
+        if self.slow:
+            return
+        self.slow = True
+        seconds = self._beyond_lease()
+        self._add(OutlastTrainer(self._end_job(), seconds), ("between", "during"))
+
+    def _end_job(self) -> int:
+        """Choose the trainer rank by which the job ends, and with it all replicas."""
         rank = self.chance.randrange(self.trainers)
         self.trainers = 0
         self.free += [replica.name for replica in self.replicas.values()]
         self.replicas.clear()
-        self._add(KillTrainer(rank), ("between", "during"))
+        return rank
 
     def _freeze_trainer(self) -> None:
-        seconds = round(self.chance.uniform(0.02, 0.5), 3)
+        seconds = round(self.chance.uniform(0.02, 0.3) * self.lease, 3)
         rank = self.chance.randrange(self.trainers)
         self._add(FreezeTrainer(rank, seconds), ("between", "during"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.cast import Process, Push, Replica
 from tests.chaos.ranks import Place, generator, trainer
@@ -17,6 +17,8 @@ from tests.chaos.scenario import (
     Kill,
     KillTrainer,
     Leave,
+    Outlast,
+    OutlastTrainer,
     Start,
 )
 from tests.chaos.words import CLOSE_SECONDS, OPEN_SECONDS
@@ -37,6 +39,13 @@ versions, and not more than the bytes can tell apart."""
 
 class ChaosError(AssertionError):
     """Something that must not happen has happened."""
+
+
+class Limits(NamedTuple):
+    """The timeout of a push, and the seconds within which it must end."""
+
+    seconds: float
+    limit: float
 
 
 class Job:
@@ -73,7 +82,7 @@ class Stage:
         self.jobs: list[Job] = []
         self.log: list[str] = []
         self._scenario = scenario
-        self._engine = engine
+        self.engine = engine
         self._start_process = processes.start
         self._address = address
         self._began = time.monotonic()
@@ -160,8 +169,7 @@ class Stage:
             )
             self.finish_push()
             if step.moment == "during":
-                freezing = isinstance(step.action, Freeze)
-                self._begin_push(job, FROZEN_PUSH_SECONDS if freezing else None)
+                self._begin_push(job, self._limits(step.action))
         elif step.moment == "forming":
             ranks = self.replicas[-1].processes
             self.must(lambda: any(r.doing for r in ranks), OPEN_SECONDS, "start")
@@ -184,7 +192,7 @@ class Stage:
         if job is None:
             return None
         self.finish_push()
-        push = self._begin_push(job, seconds)
+        push = self._begin_push(job, Limits(seconds, seconds))
         self.must(lambda: push.over, seconds + 2 * GRACE, "end the last push")
         return push
 
@@ -201,22 +209,30 @@ class Stage:
         if time.monotonic() >= self._next_push:
             self._begin_push(job)
 
-    def _begin_push(self, job: Job, seconds: float | None = None) -> Push:
+    def _limits(self, action: Action | None = None) -> Limits:
+        """Of a push, while some are frozen perhaps, or are about to be."""
+        outlasting = isinstance(action, Outlast | OutlastTrainer)
+        if outlasting or any(process.outlasting for process in self._frozen):
+            return Limits(PUSH_SECONDS, self._scenario.lease)
+        freezing = isinstance(action, Freeze) or self._frozen
+        seconds = FROZEN_PUSH_SECONDS if freezing else PUSH_SECONDS
+        return Limits(seconds, seconds)
+
+    def _begin_push(self, job: Job, limits: Limits | None = None) -> Push:
         self._version += 1
-        if seconds is None:
-            seconds = FROZEN_PUSH_SECONDS if self._frozen else PUSH_SECONDS
-        push = Push(self._version, job.ranks, seconds)
+        seconds, limit = limits or self._limits()
+        push = Push(self._version, job.ranks)
         push.disturbed = any(rank.frozen_until is not None for rank in job.ranks)
         job.pushes.append(push)
         for rank in job.ranks:
-            rank.say((push.version, seconds))
+            rank.say((push.version, seconds, limit))
         empty = self._version > 1 and not self._members(job)
         self._next_push = time.monotonic() + (LONG_PAUSE if empty else PAUSE)
         return push
 
     # Actions
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action) -> None:  # noqa: C901 -- one case an action.
         match action:
             case Start(ranks):
                 self._start(ranks)
@@ -230,14 +246,30 @@ class Stage:
             case Freeze(number, rank, seconds):
                 self.replicas[number].marks.add("frozen")
                 self.replicas[number].processes[rank].freeze(seconds)
+            case Outlast(number, rank, seconds):
+                self._outlast(self.replicas[number], rank, seconds)
             case KillTrainer(rank):
-                self._kill_trainer(rank)
+                self._end_job(rank, Process.kill)
             case FreezeTrainer(rank, seconds):
                 self._freeze_trainer(rank, seconds)
+            case OutlastTrainer(rank, seconds):
+                self._end_job(rank, lambda p: p.freeze(seconds, outlasting=True))
+                self._retire()
 
     def _place(self, rank: int, world: int) -> Place:
-        device = self._engine.device
-        return Place(self._address, rank, world, self._scenario.rows, device)
+        device, scenario = self.engine.device, self._scenario
+        where = self._address, rank, world
+        return Place(*where, scenario.rows, device, scenario.lease, self._replays)
+
+    @property
+    def _replays(self) -> bool:
+        """Whether trainers keep versions, which is memory of the host only."""
+        return self._scenario.replay and self.engine.device == "cpu"
+
+    @property
+    def kept_segments(self) -> int:
+        """Segments of a trainer rank that keeps a version: a group of one, a window."""
+        return 2 if self._replays else 0
 
     def _start(self, world: int) -> None:
         ranks = []
@@ -260,19 +292,47 @@ class Stage:
         self.replicas.append(Replica(join, ranks, set()))
 
     def _end_others(self, name: str) -> None:
-        """Whoever starts a replica again has ended what still tried to join for it."""
+        """Whoever starts a replica again has ended what still tried to join for it.
+
+        That is also a rank 0 that waits for a rank which was killed before it came.
+        """
         others = [
             r
             for replica in self.replicas
             for r in replica.processes
             if replica.name == name
         ]
-        trying = [rank for rank in others if rank.alive and not rank.opened]
+        trying = [rank for rank in others if rank.alive and not rank.versions]
         for rank in trying:
             rank.end("leave")
         limit = CLOSE_SECONDS + GRACE + sum(rank.frozen_seconds for rank in trying)
         for rank in trying:
             self.must(lambda r=rank: r.over, limit, f"end {rank}, which tries to open")
+        for replica in self.replicas:
+            if replica.name == name and "outlasted" in replica.marks:
+                limit = self._scenario.lease + 2 * GRACE
+                what = f"remove {replica}, which is frozen"
+                self.must(lambda r=replica: self._is_out(r), limit, what)
+
+    def _is_out(self, replica: Replica) -> bool:
+        """Whether a replica that was frozen for too long has surely been removed."""
+        job = self.job
+        ended = [process.over for process in replica.processes]
+        if job is None or any(ended) or all(p.closed for p in replica.processes):
+            return True
+        push = next((push for push in reversed(job.pushes) if push.over), None)
+        reports = [] if push is None else [c.report for c in push.calls.values()]
+        report = next((found for found in reports if found is not None), None)
+        if push is None or report is None or push.began < replica.struck:
+            return False
+        said = report.replicas.get(replica.name)
+        return said is None or said.removed
+
+    def _outlast(self, replica: Replica, rank: int, seconds: float) -> None:
+        replica.marks.add("outlasted")
+        process = replica.processes[rank]
+        process.removed = replica.opened and self.job is not None
+        process.freeze(seconds, outlasting=True)
 
     def _leave(self, replica: Replica) -> None:
         replica.marks.add("left")
@@ -285,17 +345,6 @@ class Stage:
             job.disturb()
             job.ranks[rank].freeze(seconds)
 
-    def _kill_trainer(self, rank: int) -> None:
-        job = self.job
-        if job is None:
-            return
-        self.must(lambda: job.opened, OPEN_SECONDS + GRACE, "open all trainer ranks")
-        members = self._members(job)
-        job.disturb()
-        job.victim = rank
-        job.ranks[rank].kill()
-        self._end_job(job, members)
-
     def _members(self, job: Job) -> list[Replica]:
         """The untouched replicas that got the last version: they are in the pool."""
         reports = [c.report for push in job.pushes for c in push.calls.values()]
@@ -305,17 +354,24 @@ class Stage:
             r for r in self.replicas if r.untouched and r.received and r.name in names
         ]
 
-    def _end_job(self, job: Job, members: list[Replica]) -> None:
-        """All end that were in the job, in time, and know who was killed."""
+    def _end_job(self, victim: int, strike: Callable[[Process], None]) -> None:
+        """All end that were in the job, in time, and know whose fault it was."""
+        job = self.job
+        if job is None:
+            return
+        self.must(lambda: job.opened, OPEN_SECONDS + GRACE, "open all trainer ranks")
+        members = self._members(job)
+        job.disturb()
+        job.victim = victim
+        strike(job.ranks[victim])
         for replica in self.replicas:
             replica.marks.add("orphaned")
-        survivors = [rank for rank in job.ranks if rank.alive]
+        survivors = [r for r in job.ranks if r.alive and r is not job.ranks[victim]]
         self._end_pushes(job, survivors)
+        limit = self._scenario.lease + 2 * GRACE
         ranks = [rank for replica in members for rank in replica.processes]
         for rank in ranks:
-            self.must(
-                lambda r=rank: r.closed, 2 * GRACE, f"end {rank} with its trainers"
-            )
+            self.must(lambda r=rank: r.closed, limit, f"end {rank} with its trainers")
             self._must_name(rank, "receive", f"trainer rank {job.victim}")
         for rank in survivors:
             self._must_name(rank, "push", f"trainer rank {job.victim}")
@@ -334,6 +390,22 @@ class Stage:
         if any(call is None or who not in call.text for call in calls):
             push = self._begin_push(job)
             self.must(lambda: push.over, limit, what)
+
+    def _retire(self) -> None:
+        """A trainer rank that was frozen too long goes on, is told so, and closes."""
+        job = self.jobs[-1]
+        if job.victim is None:
+            return
+        victim = job.ranks[job.victim]
+        limit = PUSH_SECONDS + 2 * GRACE
+        self.must(lambda: victim.frozen_until is None, limit, f"let {victim} go on")
+        self.must(lambda: job.pushing is None, limit, f"end the push of {victim}")
+        if len(job.ranks) > 1:
+            push = self._begin_push(job)
+            self.must(lambda: push.over, limit, f"end the last push of {victim}")
+            self._must_name(victim, "push", "removed this process")
+        victim.end("close")
+        self.must(lambda: victim.over, CLOSE_SECONDS + GRACE, f"close {victim}")
 
     def _must_name(self, process: Process, name: str, who: str) -> None:
         call = process.call(name)

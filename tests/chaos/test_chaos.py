@@ -13,31 +13,41 @@ from tests.chaos.scenario import draw
 from tests.chaos.stage import Stage
 from tests.processes import driven
 from tests.processes.harness import free_address
+from weightsync import testing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from _pytest.mark import ParameterSet
+
     from tests.chaos.engines import Engine
     from tests.chaos.scenario import Scenario
 
-OFTEN = 30
-ALL = 300
+COUNTS = {"shm": (30, 300), "nccl": (6, 100)}
+"""How many scenarios are played often, and how many there are."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each scenario: all with one seed after the other."""
-    if "seed" not in metafunc.fixturenames:
-        return
-    first, count = (
-        metafunc.config.option.chaos_seed,
-        metafunc.config.option.chaos_scenarios,
-    )
-    slow = [pytest.mark.slow] if count is None else []
-    seeds = [
-        pytest.param(first + index, marks=slow if index >= OFTEN else [])
-        for index in range(ALL if count is None else count)
+    if "seed" in metafunc.fixturenames:
+        option = metafunc.config.option
+        cases = [
+            case
+            for engine in ENGINES
+            for case in _cases(engine, option.chaos_seed, option.chaos_scenarios)
+        ]
+        metafunc.parametrize(("engine", "seed"), cases)
+
+
+def _cases(engine: str, first: int, asked: int | None) -> list[ParameterSet]:
+    """The scenarios of an engine; where none were asked for, most of them are slow."""
+    often, count = COUNTS[engine]
+    slow = [pytest.mark.slow] if asked is None else []
+    marks = [testing.requires_emulator()] if engine == "nccl" else []
+    return [
+        pytest.param(engine, first + index, marks=marks + slow * (index >= often))
+        for index in range(count if asked is None else min(asked, count))
     ]
-    metafunc.parametrize("seed", seeds)
 
 
 def _address(scenario: Scenario, folder: Path) -> str:
@@ -65,10 +75,10 @@ def _play(scenario: Scenario, engine: Engine, folder: Path) -> list[str]:
     return [*found, str(scenario), *stage.log] if found else []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_whatever_happens_everybody_has_a_whole_version_or_an_error(
     engine: str, seed: int, tmp_path: Path
 ) -> None:
-    found = _play(draw(seed), ENGINES[engine], tmp_path)
+    chosen = ENGINES[engine]
+    found = _play(draw(seed, chosen.modes), chosen, tmp_path)
 
     assert not found, "\n".join([f"repeat with --chaos-seed {seed}", *found])

@@ -69,8 +69,8 @@ class Weights:
         self.state: dict[str, weightsync.Shard] = {}
         for name, box in boxes.items():
             whole = wholes[name]
-            base = _base(name, whole)[box].contiguous().to(device)
-            memory = torch.full_like(_bytes(base), SENTINEL)
+            base = _base(name, whole)[box].contiguous()
+            memory = torch.full_like(_bytes(base), SENTINEL).to(device)
             self._bases[name] = _bytes(base)
             self.state[name] = weightsync.Shard(
                 memory.view(base.dtype).view(base.shape),
@@ -81,7 +81,7 @@ class Weights:
     def fill(self, version: int) -> None:
         """Give every tensor the bytes of a version."""
         for name, base in self._bases.items():
-            torch.add(base, _shift(version), out=_bytes(self.state[name].tensor))
+            _bytes(self.state[name].tensor).copy_(base + _shift(version))
 
     def wrong(self, version: int | None) -> list[str]:
         """Return the names whose bytes are not exactly those of a version.
@@ -91,7 +91,7 @@ class Weights:
         return [name for name in self._bases if not self._exact(name, version)]
 
     def _exact(self, name: str, version: int | None) -> bool:
-        base, found = self._bases[name], _bytes(self.state[name].tensor)
+        base, found = self._bases[name], _bytes(self.state[name].tensor).cpu()
         if version is None:
             return bool((found == SENTINEL).all())
         return torch.equal(found, base + _shift(version))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import weightsync
 from tests.processes import driven
 from tests.processes.driven import call
 from tests.processes.harness import Processes, free_address
@@ -23,6 +24,7 @@ from weightsync.membership import (
     LastPush,
     Membership,
     MembershipEvent,
+    Proposal,
     ReplicaMember,
 )
 
@@ -120,6 +122,31 @@ def test_it_shows_members_versions_pushes_and_what_happened(
     assert re.search(rf"\d\d:\d\d:\d\d  {silent}\n", after)
 
 
+def test_it_shows_who_waits_and_the_proposal_in_force(
+    processes: Processes,
+) -> None:
+    address = free_address()
+    with weightsync.blocking.Trainer(
+        address, rank=0, world_size=1, admit="proposed"
+    ) as trainer:
+        for name in ("in", "out"):
+            child = processes.start(driven.generator, address, name, 0, 1, N)
+            assert child.hear() == "open"
+        before = output(address)
+        trainer.propose(["in", "later"])
+        trainer.wait_for_replicas(1)
+        after = output(address)
+
+    assert "no proposal yet" in before
+    assert ["waiting", "waiting"] == [
+        cells(before, f"replica {name}")[1] for name in ("in", "out")
+    ]
+    assert "proposal 1 in force: in, later\n" in after
+    assert ["active", "waiting"] == [
+        cells(after, f"replica {name}")[1] for name in ("in", "out")
+    ]
+
+
 def test_as_json_it_is_what_membership_returns(processes: Processes) -> None:
     job = Job(processes)
     job.freeze_bad()
@@ -210,9 +237,10 @@ def test_what_other_processes_say_cannot_play_with_the_terminal() -> None:
     push = LastPush(1, "failed", evil, 3.0)
     replica = ReplicaMember(evil, 1, "staged", "active", None, push, 10.0, 1.0, 2.0)
     event = MembershipEvent(1, 0.0, "failed", "replica", "gen", evil)
-    found = list(lines(Membership(1, 1, None, (), {evil: replica}), [event], "job"))
+    members = Membership(1, 1, None, (), {evil: replica}, proposal=Proposal(1, (evil,)))
+    found = list(lines(members, [event], "job"))
 
-    assert 8 == len(found)
+    assert 9 == len(found)
     assert all(line.isprintable() for line in found)
     assert max(map(len, found)) < 500
 

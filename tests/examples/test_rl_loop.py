@@ -105,3 +105,17 @@ def test_a_killed_generator_ends_the_run_and_is_named() -> None:
 
     assert example.returncode == 1
     assert f"the run failed: gen-1 (pid {killed[1]}) was killed by SIGKILL" in output
+
+
+@pytest.mark.timeout(170)
+def test_it_learns_while_generators_die_freeze_and_come(tmp_path: Path) -> None:
+    options = ("--chaos", "--generators", "3", "--steps", "150", "--margin", "0.15")
+    figures = run_to_the_end(tmp_path / "figures.json", *options)
+
+    strikes = [strike.partition(" ")[2] for strike in figures["strikes"]]
+    assert ["killed", "frozen"] == strikes[:2]
+    assert figures["lost"] >= 2
+    assert figures["joined"] >= 4  # all three, and one of them again
+    assert figures["versions"] == 151
+    assert figures["reward_end"] >= figures["reward_start"] + 0.15
+    assert figures["ratio_error"] < RATIO_ERROR

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 import weightsync
+from weightsync.slots import HEADER_AREA
 
 if TYPE_CHECKING:
     import signal
@@ -117,28 +118,40 @@ async def spin_through(seconds: float) -> None:
         pass
 
 
-async def trainer(
+async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
     control: Control,
     address: str,
     rank: int,
     world_size: int,
     numel: int,
     lease: float = 10.0,
+    device: str = "cpu",
+    replay: bool = False,
 ) -> None:
-    """A trainer rank that pushes its part of ``w``, every byte of it the version."""
+    """A trainer rank that pushes its part of ``w``, every byte of it the version.
+
+    After a push these bytes change at once.
+    """
     part = numel // world_size
-    source = torch.zeros(part, dtype=torch.uint8)
+    source = torch.zeros(part, dtype=torch.uint8).to(device)
     shard = weightsync.Shard(source, global_shape=(numel,), offsets=(rank * part,))
 
     async def push(version: int, **options: Any) -> Any:
-        source.fill_(version)
-        return await transport.push({"w": shard}, version=version, **options)
+        source.copy_(torch.full((part,), version, dtype=torch.uint8))
+        report = await transport.push({"w": shard}, version=version, **options)
+        source.copy_(torch.full((part,), SENTINEL, dtype=torch.uint8))
+        return report
 
     async def replicas() -> tuple[str, ...]:
         return transport.replicas
 
     async with weightsync.Trainer(
-        address, rank=rank, world_size=world_size, timeout=20, lease=lease
+        address,
+        rank=rank,
+        world_size=world_size,
+        timeout=20,
+        lease=lease,
+        replay=replay,
     ) as transport:
         control.say("open")
         await serve(
@@ -153,6 +166,23 @@ async def trainer(
         )
 
 
+async def synchronize() -> None:
+    """Wait until the GPU has nothing to do: a wait for signals would go on for good."""
+    torch.cuda.synchronize()
+
+
+def _arriving(transport: weightsync.Generator, weight: torch.Tensor) -> torch.Tensor:
+    """Where the first byte of a version arrives: in the window, on a GPU."""
+    if weight.is_cpu:  # where the tensors live in the window, in mode "inplace"
+        return weight[:1]
+    joining = transport._core.session._joining
+
+    assert joining is not None
+    assert joining.rank._settled is not None
+    memory = joining.rank._settled.memory
+    return memory[HEADER_AREA : HEADER_AREA + 1]
+
+
 async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     control: Control,
     address: str,
@@ -162,22 +192,25 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     numel: int,
     mode: Literal["staged", "swap", "inplace"] = "staged",
     lease: float = 10.0,
+    device: str = "cpu",
 ) -> None:
     """A generator rank that holds ``w``; may kill a process at its first new byte."""
-    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8)
+    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8).to(device)
 
     async def receive(**options: Any) -> weightsync.Update:
         return await transport.receive(**options)
 
     async def held() -> Held:
-        uniform = bool((weight == weight[0]).all())
-        return Held(transport.version, int(weight[0]) if uniform else None)
+        found = weight.cpu()
+        uniform = bool((found == found[0]).all())
+        return Held(transport.version, int(found[0]) if uniform else None)
 
     async def kill_at_first_byte(pid: int, number: signal.Signals) -> None:
-        before = int(weight[0])
+        arriving = _arriving(transport, weight)
+        before = int(arriving.cpu())
 
         def watch() -> None:
-            while int(weight[0]) == before:
+            while int(arriving.cpu()) == before:
                 time.sleep(0.0005)
             os.kill(pid, number)
 
@@ -199,6 +232,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
             {
                 "receive": receive,
                 "held": held,
+                "synchronize": synchronize,
                 "kill_at_first_byte": kill_at_first_byte,
                 "sleep_through": sleep_through,
                 "spin_through": spin_through,

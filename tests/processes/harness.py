@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,19 +22,18 @@ if TYPE_CHECKING:
 # Forked from a server that has imported everything already and has no threads: as
 # separate as spawned processes, and started in milliseconds instead of seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",  # which FSDP2 and DTensor import when they are used first
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel",
-        "weightsync",
-        "weightsync.backend",
-        "weightsync.blocking",
-        "weightsync.transport",
-        "anyio._backends._asyncio",
-    ]
-)
+PRELOADED = [
+    "torch",
+    "torch._dynamo",  # which FSDP2 and DTensor import when they are used first
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "weightsync",
+    "weightsync.backend",
+    "weightsync.blocking",
+    "weightsync.transport",
+    "anyio._backends._asyncio",
+]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 class ChildError(Exception):
@@ -78,10 +79,12 @@ def _main(
 class Child:
     """A process that runs one function."""
 
+    PROCESS: Any = CONTEXT.Process
+
     def __init__(self, name: str, function: Callable[..., Any], args: Any) -> None:
         self.name = name
         self._line, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(
+        self._process = self.PROCESS(
             target=_main, args=(theirs, function, args), name=name, daemon=True
         )
         self._process.start()
@@ -171,7 +174,13 @@ class Processes:
 
 
 def free_address() -> str:
-    """Return the address of a port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    """Return the address of a port of loopback that nobody listens on.
+
+    It is none that the kernel gives to connections, which could take it meanwhile.
+    """
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, low)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"

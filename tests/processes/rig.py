@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -199,15 +200,34 @@ async def until_pending(generator: weightsync.Generator, version: int) -> None:
             await anyio.sleep(0.001)
 
 
+def on(device: str, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors and shards copied to the GPU of this number; as they are on CPUs.
+
+    Trainer ranks have the first ones, in the order of their numbers.
+    """
+    place = torch.device(device, number) if device == "cuda" else torch.device(device)
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, weightsync.Shard):
+            return replace(value, tensor=value.tensor.to(place))
+        return value.to(place)
+
+    return {name: moved(value) for name, value in state.items()}
+
+
 @asynccontextmanager
-async def open_job(trainers: int = 1) -> AsyncIterator[Job]:
-    """Open trainer ranks in this process, linked through the real shared memory."""
+async def open_job(
+    trainers: int = 1, device: str = "cpu", **options: Any
+) -> AsyncIterator[Job]:
+    """Open trainer ranks in this process, each on a GPU of its own if on GPUs."""
     async with AsyncExitStack() as stack:
         job = Job(stack)
         address = "tcp://127.0.0.1:0"
         for rank in range(trainers):
+            if device == "cuda":
+                torch.cuda.set_device(rank)
             trainer = weightsync.Trainer(
-                address, rank=rank, world_size=trainers, timeout=SECONDS
+                address, rank=rank, world_size=trainers, timeout=SECONDS, **options
             )
             job.trainers.append(await job.enter(trainer))
             address = job.address

@@ -18,6 +18,7 @@ import weightsync
 from tests.processes.ranks import in_threads
 from tests.processes.rig import SECONDS, open_job, until_pending
 from weightsync.casting import HALF_BYTES
+from weightsync.engine import ShmEngine
 from weightsync.epoch import Mode
 from weightsync.link import GeneratorLink, Link, TrainerLink
 from weightsync.messages import Expect, FormLink, Layout, Put
@@ -136,8 +137,8 @@ def linked() -> Iterator[Linked]:
     pushed, wanted = manifest("float32"), manifest("bfloat16")
     slots = Slots.of(Mode.STAGED, wanted)
     layouts: Remembered[bytes, Layout] = Remembered()
-    trainer = TrainerLink(0, layouts)
-    generators = [GeneratorLink(rank, slots) for rank in range(2)]
+    trainer = TrainerLink(0, layouts, ShmEngine())
+    generators = [GeneratorLink(rank, slots, ShmEngine()) for rank in range(2)]
     links: list[Link] = [trainer, *generators]
     handles = tuple(link.handle for link in links)
     together = Together.of([wanted, wanted])

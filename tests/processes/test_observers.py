@@ -14,8 +14,13 @@ import torch
 import weightsync
 from tests.processes.rig import SECONDS, Job, open_job
 from weightsync import channel
+from weightsync.hellos import ObserverHello
 from weightsync.membership import AskMembership
-from weightsync.messages import Leaving, ObserverHello, ToObserver, Withdraw
+from weightsync.messages import (
+    Leaving,
+    ToObserver,
+    Withdraw,
+)
 from weightsync.peer import Sign
 from weightsync.pool import MAX_OBSERVERS
 

@@ -164,7 +164,8 @@ def test_a_poisoned_store_gives_a_clear_error_and_disturbs_no_running_job(
     for key in keys:
         store.set(key, pickle.dumps(Exploit(marker)).decode("latin-1"))
 
-    assert {"weightsync/default/leader", "weightsync/default/replica/pair"} == set(keys)
+    names = {"leader", "replica/pair", "term"}
+    assert {f"weightsync/default/{name}" for name in names} == set(keys)
 
     _push(trainers, generators, 2)
     for replica, rank, size, key in (

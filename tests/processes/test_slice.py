@@ -12,6 +12,7 @@ import weightsync
 import weightsync.backend
 
 if TYPE_CHECKING:
+    from tests.processes.engines import Engine
     from tests.processes.harness import Control, Processes
 
 
@@ -40,17 +41,20 @@ def test_a_put_and_its_signal_reach_the_other_process(
     assert [[], list(range(100))] == [rank.result() for rank in ranks]
 
 
-async def _trainer(control: Control, address: str) -> tuple[str, ...]:
+async def _trainer(control: Control, address: str, device: str) -> tuple[str, ...]:
+    weight = torch.arange(12.0).reshape(3, 4).to(device)
     async with weightsync.Trainer(address, timeout=20) as transport:
         await transport.wait_for_replicas(1)
-        report = await transport.push({"w": torch.arange(12.0).reshape(3, 4)})
+        report = await transport.push({"w": weight})
         control.say("pushed")
         control.hear()
         return report.delivered
 
 
-async def _generator(control: Control, address: str) -> tuple[int, list[list[float]]]:
-    weight = torch.full((3, 4), -777.0)
+async def _generator(
+    control: Control, address: str, device: str
+) -> tuple[int, list[list[float]]]:
+    weight = torch.full((3, 4), -777.0).to(device)
     async with weightsync.Generator(
         address, {"w": weight}, replica="gen-0", timeout=20
     ) as transport:
@@ -58,9 +62,11 @@ async def _generator(control: Control, address: str) -> tuple[int, list[list[flo
     return update.version, weight.tolist()
 
 
-def test_a_pushed_tensor_arrives(processes: Processes, address: str) -> None:
-    generator = processes.start(_generator, address)
-    trainer = processes.start(_trainer, address)
+def test_a_pushed_tensor_arrives(
+    engine: Engine, processes: Processes, address: str
+) -> None:
+    generator = processes.start(_generator, address, engine.device)
+    trainer = processes.start(_trainer, address, engine.device)
     version, weight = generator.result()
     trainer.say("end")
 

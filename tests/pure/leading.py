@@ -10,12 +10,12 @@ import anyio
 import anyio.lowlevel
 
 from weightsync.errors import PeerError
+from weightsync.hellos import ReplicaHello
 from weightsync.messages import (
     Agree,
     Agreed,
     PushRequest,
     PutEnded,
-    ReplicaHello,
     Terms,
 )
 from weightsync.peer import MessageStream, Peer
@@ -82,11 +82,11 @@ MakePeer = Callable[[str], tuple[Peer, Line]]
 class Leader:
     """The leader of two trainer ranks, and the lines to them and to its replicas."""
 
-    def __init__(self, peer: MakePeer) -> None:
+    def __init__(self, peer: MakePeer, *, replay: bool = False) -> None:
         self._peer = peer
         self.timers: list[Callable[[], None]] = []
         self.members = Members(2, self._after)
-        self.pushes = Pushes(self.members, self._after)
+        self.pushes = Pushes(self.members, self._after, replay=replay)
         self.trainers: list[Line] = []
         self.lines: dict[str, Line] = {}
         self._count = 0

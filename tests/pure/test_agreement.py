@@ -9,8 +9,10 @@ import pytest
 
 from tests.pure.leading import Leader, Line, MakePeer, manifest
 from weightsync.errors import PeerError
+from weightsync.hellos import RankHello
 from weightsync.hub import Hub
 from weightsync.messages import (
+    Accepted,
     Agree,
     Agreed,
     DropLink,
@@ -21,7 +23,6 @@ from weightsync.messages import (
     PushEnded,
     Put,
     PutEnded,
-    RankHello,
     Terms,
     Verified,
     Verify,
@@ -269,21 +270,52 @@ async def test_a_layout_that_was_forgotten_is_told_and_agreed_again(
     assert [*[new] * len(names), [Expect], new] == asked
 
 
-async def test_a_late_replica_is_asked_about_layouts_that_trainers_know(
-    leader: Leader,
-) -> None:
+async def test_a_late_replica_plans_before_the_next_push(leader: Leader) -> None:
     first = leader.join("first")
     leader.members.credited(first, 0)
     leader.push(manifest("w"))
     leader.answer(first, await leader.lines["first"].next(Agree), ONE, TWO, THREE)
     leader.deliver(first)
-    leader.members.credited(leader.join("late"), 0)
-    leader.members.credited(first, 0)
+    await leader.clear()
+    late = leader.join("late")
+    asked = await leader.lines["late"].all()
+    leader.answer(late, asked[-1], ONE, TWO, THREE)
+    for replica in (first, late):
+        leader.members.credited(replica, 0)
     await leader.clear()
     leader.push(manifest("w"))
     told = [await line.kinds() for line in (leader.trainers[0], *leader.lines.values())]
 
-    assert [[Put, Agree], [Expect], [Layout, Agree]] == told
+    assert [Accepted, Layout, Agree] == [type(message) for message in asked]
+    assert [[Put, Put], [Expect], [Expect]] == told
+
+
+async def test_a_late_replica_that_does_not_fit_plans_nothing(leader: Leader) -> None:
+    leader.members.credited(leader.join("first"), 0)
+    leader.push(manifest("w"))
+    leader.join("late", names=("w", "v"))
+    told = await leader.lines["late"].kinds()
+    leader.timers[0]()
+    leader.push(manifest("w"))
+    ended = [m for m in await leader.trainers[0].all() if isinstance(m, PushEnded)]
+
+    assert [Accepted] == told
+    assert ["TimedOutError", "PlanError"] == [e.fault.kind for e in ended if e.fault]
+
+
+async def test_replicas_that_hold_the_same_are_checked_once(leader: Leader) -> None:
+    held = [("w", "v"), ("w", "v"), ("w", "v", "x")]
+    replicas = [leader.join(str(n), names=names) for n, names in enumerate(held)]
+    leader.push(manifest("w", "v"), Terms(partial=True))
+    fits = [next(iter(replica.fits.values())) for replica in replicas]
+    leader.timers[0]()
+    leader.join("odd", names=("w", "q"))
+    leader.push(manifest("w", "v"), Terms(partial=True))
+    ended = [m for m in await leader.trainers[0].all() if isinstance(m, PushEnded)]
+
+    assert fits[0] is fits[1]
+    assert fits[0] is not fits[2]
+    assert "PlanError" == ended[-1].fault.kind
 
 
 async def test_a_layout_is_put_together_once(leader: Leader) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from weightsync.hellos import RankHello, ReplicaHello
 from weightsync.hub import Hub
 from weightsync.messages import (
     Agree,
@@ -21,8 +22,6 @@ from weightsync.messages import (
     PushRequest,
     Put,
     PutEnded,
-    RankHello,
-    ReplicaHello,
     Stop,
     Terms,
 )

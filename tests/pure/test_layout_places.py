@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weightsync.engine import ShmEngine
 from weightsync.epoch import Mode
 from weightsync.errors import UnsupportedError
 from weightsync.layout import register
@@ -135,7 +136,7 @@ def test_a_push_fills_memories_and_not_names() -> None:
     registered = register(state, names=rules, mirrored=True)
     slots = Slots.of(Mode.INPLACE, registered.manifest)
     window = torch.zeros(slots.nbytes, dtype=torch.uint8)
-    tensors = Tensors(Mode.INPLACE, registered, window, slots)
+    tensors = Tensors(Mode.INPLACE, registered, window, slots, ShmEngine())
     pushes = [{"first"}, {"second"}, {"first", "second", "empty"}, {"empty"}]
 
     expected = [{0}, {1}, {0, 1}, set[int]()]

@@ -9,8 +9,12 @@ import pytest
 
 from tests.pure.leading import Leader, Line, MakePeer, manifest
 from weightsync.errors import PeerError
+from weightsync.hellos import ReplicaHello
 from weightsync.membership import Happened
-from weightsync.messages import Agree, ReplicaHello, Terms
+from weightsync.messages import (
+    Agree,
+    Terms,
+)
 from weightsync.peer import MessageStream, Peer, local_pair
 from weightsync.roster import membership
 

@@ -11,19 +11,23 @@ import msgspec
 
 from weightsync.bench import (
     backend,
+    elastic,
     emulator,
     memory,
     plan,
     plots,
+    pool,
     push,
     put_signal,
     tables,
 )
 from weightsync.bench.backend import BackendCase
+from weightsync.bench.elastic import ElasticCase
 from weightsync.bench.emulator import EmulatorCase
 from weightsync.bench.environment import Environment
 from weightsync.bench.plan import PlanCase
 from weightsync.bench.plan_model import MoeModel
+from weightsync.bench.pool import PoolCase
 from weightsync.bench.push import LAYOUTS, MODES, PushCase
 from weightsync.bench.put_signal import PutCase
 from weightsync.bench.results import Report, Result, unsteady
@@ -54,16 +58,12 @@ Whole state dicts through Trainer and Generator: from the call of push until rec
 returned on the last generator, with the pauses of both event loops and the rise of
 memory."""
 
-PLAN_DESCRIPTION: Final = """\
-Who sends what, for a mixture of experts of a trillion parameters (the published shapes
-of Kimi-K2) and hundreds of ranks, from their manifests alone. Trainers use FSDP over
-expert parallel, generators tensor parallel over expert parallel. Seconds and memory of
-one trainer rank, one generator rank and the leader, and how even the load is."""
-
 FAILED: Final = 1
 QUICK_TOTAL: Final = 1 << 30
 
-Case = PutCase | PushCase | PlanCase | EmulatorCase | BackendCase
+Case = (
+    PutCase | PushCase | PlanCase | EmulatorCase | BackendCase | ElasticCase | PoolCase
+)
 Cases = list[Case]
 
 
@@ -102,19 +102,15 @@ def measure(cases: Cases) -> Report:
 
 
 def _run(case: Case) -> Result:
-    if isinstance(case, PutCase):
-        return put_signal.run(case)
-    if isinstance(case, EmulatorCase):
-        return emulator.run(case)
-    if isinstance(case, BackendCase):
-        return backend.run(case)
-    return plan.run(case) if isinstance(case, PlanCase) else push.run(case)
+    # Each kind of case has its ``run`` beside it.
+    result: Result = sys.modules[type(case).__module__].run(case)
+    return result
 
 
 def _processes(case: Case) -> int:
-    if isinstance(case, PutCase | EmulatorCase | BackendCase):
+    if isinstance(case, PutCase | EmulatorCase | BackendCase | ElasticCase):
         return case.ranks
-    if isinstance(case, PlanCase):
+    if isinstance(case, PlanCase | PoolCase):
         return 1
     return case.trainers + case.replicas * case.ranks
 
@@ -154,12 +150,14 @@ def parse(argv: Sequence[str] | None) -> Arguments:
     )
     _plan_arguments(
         commands.add_parser(
-            "plan", help="who sends what, at scale", description=PLAN_DESCRIPTION
+            "plan", help="who sends what, at scale", description=plan.DESCRIPTION
         )
     )
     for name, case, what in (
         ("emulator", emulator, "CUDA and NCCL emulated"),
         ("backend", backend, "weightsync-nccl2 by torch's nccl2"),
+        ("elastic", elastic, "replicas that die, freeze and join"),
+        ("pool", pool, "decisions of a large pool whose replicas fail"),
     ):
         added = commands.add_parser(name, help=what, description=case.DESCRIPTION)
         case.add_arguments(added)
@@ -288,11 +286,6 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the generators (default: %(default)s)",
     )
     _push_layout_arguments(parser)
-    parser.add_argument(
-        "--small",
-        action="store_true",
-        help="push many tensors of 1 KiB, and one of the same bytes, instead",
-    )
     _add_runs(parser, default)
     _add_output(parser)
 
@@ -303,9 +296,8 @@ def _push_layout_arguments(parser: argparse.ArgumentParser) -> None:
         "--layout",
         choices=LAYOUTS,
         default=default.layout,
-        help="same: everyone has whole tensors; rows: the trainer ranks cut each by "
-        "rows, as FSDP2 does; columns: the ranks of a replica cut each by columns, "
-        "which makes strided copies (default: %(default)s)",
+        help="same: everyone has whole tensors; rows: trainer ranks cut each, as FSDP2 "
+        "does; columns: ranks of a replica do, in strides (default: %(default)s)",
     )
     for name, value, what in (
         ("trainers", None, "trainer ranks, one process each (default: 1; 2 by rows)"),
@@ -322,9 +314,12 @@ def _push_layout_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="bytes of a row of a generator's tensor (default: 1 KiB)",
     )
-    parser.add_argument(
-        "--cast", action="store_true", help="push float32 into bfloat16"
-    )
+    for name, what in (
+        ("small", "push many tensors of 1 KiB, and one of the same bytes, instead"),
+        ("cast", "push float32 into bfloat16"),
+        ("replay", "let trainers keep a copy of each version"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=what)
 
 
 def _push_case(found: argparse.Namespace) -> Cases:
@@ -344,6 +339,7 @@ def _push_case(found: argparse.Namespace) -> Cases:
         ranks=found.ranks or (2 if found.layout == "columns" else 1),
         row_bytes=found.row_bytes,
         cast=found.cast,
+        replay=found.replay,
     )
     case.check()
     return [case]

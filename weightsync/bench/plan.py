@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
     from weightsync.spec import Manifest
 
+DESCRIPTION: Final = """\
+Who sends what, for a mixture of experts of a trillion parameters (the published shapes
+of Kimi-K2) and hundreds of ranks, from their manifests alone. Trainers use FSDP over
+expert parallel, generators tensor parallel over expert parallel. Seconds and memory of
+one trainer rank, one generator rank and the leader, and how even the load is."""
+
 RANKS: Final = (32, 64, 128, 256, 512, 1024)
 
 

@@ -45,7 +45,8 @@ class PushCase:
     """What to measure.
 
     ``layout``: everyone has whole tensors, trainer ranks cut their rows, or the
-    ``ranks`` of each replica cut their columns into rows of ``row_bytes``.
+    ``ranks`` of each replica cut their columns into rows of ``row_bytes``. ``replay``
+    lets trainers keep each version.
     """
 
     total: int = 1 << 30
@@ -61,6 +62,7 @@ class PushCase:
     ranks: int = 1
     row_bytes: int = ROW_BYTES
     cast: bool = False
+    replay: bool = False
 
     def check(self) -> None:
         """Raise ValueError where it cannot be measured."""
@@ -105,6 +107,7 @@ class PushCase:
                     mode,
                     Cut(rows, self.ranks),
                     self.cast,
+                    self.replay,
                     self.trainers,
                     self.replicas,
                     self.warmup + self.repetitions,
@@ -116,6 +119,7 @@ class PushCase:
         each = max(model.nbytes for model in self.models())
         source = each * MASTER.itemsize // DTYPE.itemsize if self.cast else each
         sources = 2 if self.layout == "rows" else 1 + self.trainers
+        sources += self.replay * (sources - 1)
         return source * sources + each * (1 + self.replicas * (1 + slots))
 
 
@@ -139,6 +143,7 @@ def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
         "warmup": case.warmup,
         "row_bytes": case.row_bytes,
         "cast": int(case.cast),
+        "replay": int(case.replay),
     }
     verified = sum(row.verified for row in rows)
     return PushResult(parameters, verified, rows, _small_factor(rows), case.layout)

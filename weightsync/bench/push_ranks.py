@@ -43,6 +43,7 @@ class Job:
     mode: ModeName
     cut: Cut
     cast: bool
+    replay: bool
     trainers: int
     replicas: int
     versions: int
@@ -135,7 +136,11 @@ async def train(line: Line, job: Job, rank: int, address: str) -> Kept:
     resident, beat = Resident(), Heartbeat()
     async with (
         weightsync.Trainer(
-            address, rank=rank, world_size=job.trainers, timeout=TIMEOUT_SECONDS
+            address,
+            rank=rank,
+            world_size=job.trainers,
+            timeout=TIMEOUT_SECONDS,
+            replay=job.replay,
         ) as transport,
         anyio.create_task_group() as group,
     ):

@@ -162,6 +162,57 @@ class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
     met: bool
 
 
+class ElasticRow(msgspec.Struct, frozen=True):
+    """One thing that happens to a pool, repeated.
+
+    ``value`` is a median in seconds, or the ratio of the medians of ``measured`` and
+    ``beside``. ``asked`` is the most, for every one of the seconds, or for the ratio.
+    """
+
+    name: str
+    unit: Literal["seconds", "ratio"]
+    measured: Spread
+    beside: Spread | None
+    value: float
+    asked: float | None
+    met: bool
+
+
+class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated job of so many ``minutes``, in which replicas failed.
+
+    CPU seconds are those of the leader: to start with everybody, for each replica that
+    joined then, for the first push, which agrees on the plans, and for each push after;
+    ``hub_cpu`` of a hub for a push. Messages are those that came and went for a push.
+    ``quiet``: seconds of pushes beside which nothing went on; ``died``, ``frozen`` and
+    ``joined``: of those in which a replica did, until the leader had noticed, or all
+    had planned. Store: calls to start, for a replica that joins, and for each simulated
+    second after the start. ``kept_first`` and ``kept_last``: bytes of what the leader
+    knows after the first push and at the end.
+    """
+
+    minutes: float
+    failures: int
+    start_cpu: float
+    join_cpu: float
+    first: float
+    first_cpu: float
+    push_cpu: Spread
+    messages: int
+    hub_messages: int
+    hub_cpu: float
+    quiet: Spread | None
+    died: Spread | None
+    frozen: Spread | None
+    joined: Spread | None
+    store_start: int
+    store_join: int
+    store_rate: float
+    kept_first: int
+    kept_last: int
+    verified: int
+
+
 class PutResult(msgspec.Struct, frozen=True, tag="put-signal", tag_field="benchmark"):
     """One run of ``put-signal``; ``verified`` is bytes compared by all ranks."""
 
@@ -210,7 +261,31 @@ class BackendResult(msgspec.Struct, frozen=True, tag="backend", tag_field="bench
     rows: list[BackendRow]
 
 
-Result = PutResult | PushResult | PlanResult | EmulatorResult | BackendResult
+class ElasticResult(msgspec.Struct, frozen=True, tag="elastic", tag_field="benchmark"):
+    """One run of ``elastic``; ``verified`` is bytes compared by the replica A."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[ElasticRow]
+
+
+class PoolResult(msgspec.Struct, frozen=True, tag="pool", tag_field="benchmark"):
+    """One run of ``pool``; ``verified`` is outcomes and versions that were compared."""
+
+    parameters: dict[str, int]
+    verified: int
+    rows: list[PoolRow]
+
+
+Result = (
+    PutResult
+    | PushResult
+    | PlanResult
+    | EmulatorResult
+    | BackendResult
+    | ElasticResult
+    | PoolResult
+)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -225,7 +300,7 @@ class Report(msgspec.Struct, frozen=True):
 def unsteady(result: Result) -> list[str]:
     """Name the rows whose memcpy varied so much that the machine was not quiet."""
     found: list[str] = []
-    if isinstance(result, PlanResult | BackendResult):
+    if isinstance(result, PlanResult | BackendResult | ElasticResult | PoolResult):
         return found
     for row in result.rows:
         spread = _memcpy(row)

@@ -102,6 +102,11 @@ class Child:
             raise RunError(f"{self.name} failed:\n{what}")
         return what
 
+    def kill(self) -> None:
+        """Kill it, also if it is stopped, and wait for its end."""
+        self._process.kill()
+        self._process.join(END_SECONDS)
+
     def end(self) -> None:
         """Let it end if it is about to; kill it otherwise."""
         self.connection.close()
@@ -124,6 +129,7 @@ class Processes:
             "weightsync.bench.put_signal",
             "weightsync.bench.push_ranks",
             "weightsync.bench.plan_ranks",
+            "weightsync.bench.elastic_ranks",
         ]
         self._context.set_forkserver_preload(preload)
         self._children: Final[list[Child]] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from weightsync.bench.results import (
     BackendResult,
+    ElasticResult,
     EmulatorResult,
     PlanResult,
+    PoolResult,
     PushResult,
     PutResult,
     PutRow,
@@ -16,16 +18,19 @@ from weightsync.bench.results import (
 from weightsync.bench.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TextIO
 
     from weightsync.bench.environment import Environment
     from weightsync.bench.results import (
         BackendRow,
+        ElasticRow,
         EmulatorRow,
         PlanRow,
+        PoolRow,
         PushRow,
         Result,
+        Spread,
     )
 
 
@@ -64,15 +69,8 @@ def environment_lines(environment: Environment) -> list[str]:
 
 def table(result: Result) -> Table:
     """Turn a result into a table."""
-    if isinstance(result, PutResult):
-        return _put_table(result)
-    if isinstance(result, PlanResult):
-        return _plan_table(result)
-    if isinstance(result, EmulatorResult):
-        return _emulator_table(result)
-    if isinstance(result, BackendResult):
-        return _backend_table(result)
-    return _push_table(result)
+    make: Callable[[Any], Table] = _TABLES[type(result)]
+    return make(result)
 
 
 def show(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> None:
@@ -162,6 +160,10 @@ def _push_table(result: PushResult) -> Table:
         f"{mode}: many small tensors took {factor:.1f} times as long as one large."
         for mode, factor in result.small_factor.items()
     ]
+    notes += [
+        f"{row.mode}: push returned after {format_seconds(row.returned.p50)} (p50)."
+        for row in result.rows
+    ]
     notes.append(f"{format_size(result.verified)} were compared and are right.")
     return Table(
         _push_title(result), heads, [_push_cells(row) for row in result.rows], notes
@@ -177,7 +179,8 @@ def _push_title(result: PushResult) -> str:
     elif result.layout == "columns":
         row_bytes = format_size(found["row_bytes"])
         title += f", each tensor cut by columns between those, rows of {row_bytes}"
-    return f"{title}, float32 to bfloat16" if found["cast"] else title
+    title += ", float32 to bfloat16" if found["cast"] else ""
+    return f"{title}, each version kept for replays" if found["replay"] else title
 
 
 def _push_cells(row: PushRow) -> tuple[str, ...]:
@@ -297,3 +300,93 @@ def _backend_cells(row: BackendRow) -> tuple[str, ...]:
         f"at most {row.asked:.2f}",
         "met" if row.met else "not met",
     )
+
+
+def _elastic_table(result: ElasticResult) -> Table:
+    heads = ("what", "p50", "p90", "p99", "count", "beside p50", "ratio", "asked", "")
+    notes = [
+        "Killed, frozen: from that moment in a push until it returns on all trainers.",
+        "B joins: from making its Generator, beside pushes to A.",
+        "To A: from the call of push until A has returned from receive.",
+        "A stranger: a process of no pool, with the memory of B and its CPU seconds.",
+        "By the stranger: what it costs A beyond the cores that B takes.",
+        f"{format_size(result.verified)} were compared and are right.",
+    ]
+    size = format_size(result.parameters["size"])
+    title = f"replicas that die, freeze and join, a model of {size}"
+    return Table(title, heads, [_elastic_cells(row) for row in result.rows], notes)
+
+
+def _elastic_cells(row: ElasticRow) -> tuple[str, ...]:
+    def figure(value: float) -> str:
+        return f"{value:.2f}" if row.unit == "ratio" else format_seconds(value)
+
+    asked = "" if row.asked is None else f"under {figure(row.asked)}"
+    return (
+        row.name,
+        format_seconds(row.measured.p50),
+        format_seconds(row.measured.p90),
+        format_seconds(row.measured.p99),
+        str(row.measured.count),
+        "" if row.beside is None else format_seconds(row.beside.p50),
+        f"{row.value:.2f}" if row.unit == "ratio" else "",
+        asked,
+        "" if row.asked is None else "met" if row.met else "not met",
+    )
+
+
+def _pool_table(result: PoolResult) -> Table:
+    found = result.parameters
+    (row,) = result.rows
+    title = (
+        f"{found['trainers']} trainer ranks, {found['replicas']} replicas of "
+        f"{found['ranks']} ranks, {found['pushes']} pushes in {row.minutes:.1f} "
+        f"simulated minutes, {row.failures} failures"
+    )
+    notes = [
+        "Leader: CPU seconds of the real code, which pass on the simulated clock.",
+        "Frozen: until its lease of 10 s ends. Joins: until all have planned.",
+        f"All {result.verified} outcomes and versions are as they must be.",
+    ]
+    return Table(title, ("what", "figure"), _pool_rows(row), notes)
+
+
+def _pool_rows(row: PoolRow) -> list[tuple[str, ...]]:
+    kept = f"{format_size(row.kept_first)}, {format_size(row.kept_last)}"
+    return [
+        ("start of all: leader", format_seconds(row.start_cpu)),
+        ("a replica joins: leader", format_seconds(row.join_cpu)),
+        ("first push", format_seconds(row.first)),
+        ("first push: leader", format_seconds(row.first_cpu)),
+        ("later push: leader p50", format_seconds(row.push_cpu.p50)),
+        ("later push: leader p99", format_seconds(row.push_cpu.p99)),
+        ("later push: messages of the leader", str(row.messages)),
+        ("later push: messages of a hub", str(row.hub_messages)),
+        ("later push: a hub", format_seconds(row.hub_cpu)),
+        ("quiet push p50, p99", _pool_spread(row.quiet)),
+        ("push while a replica dies", _pool_spread(row.died)),
+        ("push while a replica is frozen", _pool_spread(row.frozen)),
+        ("push while a replica joins", _pool_spread(row.joined)),
+        ("store: calls to start", str(row.store_start)),
+        ("store: calls of a replica that joins", str(row.store_join)),
+        ("store: calls a second", f"{row.store_rate:.2f}"),
+        ("leader knows, after the first push and at the end", kept),
+    ]
+
+
+def _pool_spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    times = f"{format_seconds(spread.p50)}, {format_seconds(spread.p99)}"
+    return f"{times} ({spread.count})"
+
+
+_TABLES: Final[dict[type[Result], Callable[[Any], Table]]] = {
+    PutResult: _put_table,
+    PushResult: _push_table,
+    PlanResult: _plan_table,
+    EmulatorResult: _emulator_table,
+    BackendResult: _backend_table,
+    ElasticResult: _elastic_table,
+    PoolResult: _pool_table,
+}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         LastPush,
         Membership,
         MembershipEvent,
+        Proposal,
         ReplicaMember,
         TrainerMember,
     )
@@ -42,6 +43,8 @@ def lines(
 ) -> Iterator[str]:
     """Write who is there, and then what happened last."""
     yield _summary(membership, name)
+    if membership.proposal is not None:
+        yield _in_force(membership.proposal)
     yield ""
     yield from _aligned([HEADS, *_rows(membership)])
     recent = [
@@ -76,7 +79,16 @@ def _summary(membership: Membership, name: str) -> str:
         f"{name}: {joined} of {membership.world_size} trainer ranks, "
         f"{replicas} replica{'' if replicas == 1 else 's'}, "
         f"{'no version yet' if version is None else f'version {version}'}"
+        f"{f' of epoch {membership.epoch}' if membership.epoch else ''}"
     )
+
+
+def _in_force(proposal: Proposal) -> str:
+    """Write which replicas are admitted, of those that may come."""
+    if not proposal.number:
+        return "no proposal yet: replicas wait until they are proposed"
+    names = ", ".join(proposal.names) or "nobody"
+    return _plain(f"proposal {proposal.number} in force: {names}", EVENT_WIDTH)
 
 
 def _rows(membership: Membership) -> Iterator[tuple[str, ...]]:

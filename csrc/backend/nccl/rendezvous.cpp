@@ -32,6 +32,15 @@ constexpr std::uint8_t kCalledOff = 0;
 // A store whose server is gone is noticed after this, even without a deadline.
 constexpr std::chrono::hours kLongest{1};
 
+// For one attempt to connect to a store: after it an abort is noticed.
+constexpr std::chrono::milliseconds kTry{1000};
+
+std::chrono::milliseconds left_until(Deadline deadline) {
+  const auto left = std::min<Clock::duration>(deadline - Clock::now(), kLongest);
+  return std::max(std::chrono::milliseconds(1),
+                  std::chrono::duration_cast<std::chrono::milliseconds>(left));
+}
+
 std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
@@ -210,25 +219,36 @@ std::string Rendezvous::answer() const {
   return digest_ + "/" + std::to_string(meeting_) + "/answer";
 }
 
-void Rendezvous::connect() {
-  if (store_) return;
+Status Rendezvous::connect() {
+  if (store_) return {};
   Address address;
   read_address(Handle::parse(plan_.handles.front()).value().store, address);
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.waitWorkers = false;
-  const auto left = std::min<Clock::duration>(deadline_ - Clock::now(), kLongest);
-  options.timeout =
-      std::max(std::chrono::milliseconds(1),
-               std::chrono::duration_cast<std::chrono::milliseconds>(left));
+  // TCPStore tries again and again where nobody listens, and cannot be interrupted.
+  c10::intrusive_ptr<c10d::TCPStore> found;
+  while (!found) {
+    Status status = interrupted_();
+    if (!status.ok()) return status;
+    options.timeout = std::min(kTry, left_until(deadline_));
+    try {
+      found = c10::make_intrusive<c10d::TCPStore>(address.host, options);
+    } catch (const std::exception&) {
+      if (Clock::now() >= deadline_) throw;
+    }
+  }
+  found->setTimeout(left_until(deadline_));
   store_ = c10::make_intrusive<c10d::PrefixStore>(
       address.prefix + "/weightsync-nccl2/reconfigure/" + std::to_string(plan_.uuid),
-      c10::make_intrusive<c10d::TCPStore>(address.host, options));
+      std::move(found));
+  return {};
 }
 
 Status Rendezvous::agree() {
   try {
-    connect();
+    Status connected = connect();
+    if (!connected.ok()) return connected;
     if (plan_.rank == 0) {
       Status claimed = claim();
       if (!claimed.ok()) return claimed;
@@ -365,8 +385,7 @@ Result<Rendezvous::Bytes> Rendezvous::call_off(Status why) {
 
 void Rendezvous::refuse(const std::string& why) {
   try {
-    connect();
-    (void)call_off({Code::kInvalid, why});
+    if (connect().ok()) (void)call_off({Code::kInvalid, why});
   } catch (const std::exception&) {
     // Then the others wait until their time is over.
   }

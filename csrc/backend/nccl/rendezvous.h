@@ -69,7 +69,8 @@ class Rendezvous {
   using Bytes = std::vector<std::uint8_t>;
   using Offer = std::function<shm::Result<Bytes>()>;
 
-  void connect();
+  // Unless it is connected already.
+  shm::Status connect();
   shm::Status claim();
   // What the first one offers, to all; or why there is nothing.
   shm::Result<Bytes> meet(const Offer& offer);

@@ -1,0 +1,130 @@
+"""Which engine a job uses: as the tensors lie, as it is told, and one for everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+
+import weightsync
+from tests.processes.emulated import EmulatedProcesses
+from tests.processes.rig import on, open_job
+from weightsync import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.processes.harness import Control, Processes
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = EmulatedProcesses()
+    yield found
+    found.end()
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """Return class and message of what a call raises."""
+    try:
+        call()
+    except weightsync.WeightSyncError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+async def opening(transport: Any) -> str:
+    """Return what opening raises."""
+    try:
+        await transport.__aenter__()
+    except weightsync.WeightSyncError as error:
+        return f"{type(error).__name__}: {error}"
+    await transport.aclose()
+    return ""
+
+
+def state(device: str, number: int = 0, **dtype: torch.dtype) -> dict[str, Any]:
+    return on(device, number, {"w": torch.zeros(4, **cast("Any", dtype))})
+
+
+def test_an_engine_that_there_is_not_is_refused() -> None:
+    name = cast("Any", "gloo")
+    found = [
+        error_of(lambda: weightsync.Trainer("tcp://127.0.0.1:1", engine=name)),
+        error_of(
+            lambda: weightsync.Generator("tcp://127.0.0.1:1", state("cpu"), engine=name)
+        ),
+    ]
+
+    assert ["PlanError: engine is 'shm' or 'nccl' or None, not 'gloo'"] * 2 == found
+
+
+def test_an_engine_needs_tensors_on_its_device() -> None:
+    found = error_of(
+        lambda: weightsync.Generator("tcp://127.0.0.1:1", state("cpu"), engine="nccl")
+    )
+
+    assert found.startswith("PlanError: engine 'nccl' needs tensors on cuda; 'w' is on")
+
+
+async def _differs(control: Control) -> list[str]:
+    """Let replicas on both kinds of devices join, and push from both."""
+    found = []
+    gpu, other = state("cuda", 1), state("cuda", 2)
+    mixed = {**gpu, "v": other["w"]}
+    found.append(error_of(lambda: weightsync.Generator("tcp://127.0.0.1:1", mixed)))
+    async with open_job(1, "cuda") as job:
+        await job.join_one(gpu)
+        late = weightsync.Generator(
+            job.address, state("cpu"), replica="late", rank=0, world_size=1, timeout=5
+        )
+        found.append(await opening(late))
+        for pushed in (state("cpu"), state("cuda", 3)):
+            (outcome,) = await job.outcomes(pushed)
+            found.append(f"{type(outcome).__name__}: {outcome}")
+        half = on("cuda", 0, {"w": torch.zeros(4, dtype=torch.float16)})
+        (outcome,) = await job.outcomes(half, cast=True)
+        found.append(f"{type(outcome).__name__}: {outcome}")
+        await job.push(state("cuda", 0))
+    return found
+
+
+@testing.requires_emulator()
+def test_who_differs_is_refused_and_both_are_named(processes: Processes) -> None:
+    mixed, late, cpu, elsewhere, half = processes.start(_differs).result()
+
+    assert mixed.startswith("PlanError: all tensors must be on one device: 'w' is on ")
+    assert "cuda:1, and 'v' on cuda:2" in mixed
+    assert late.startswith("PlanError: ")
+    assert "replica 'late' uses engine 'shm' and replica 'gen-0' uses 'nccl'" in late
+    assert "'w' is on cpu, but the replicas receive over engine 'nccl'" in cpu
+    assert "'w' is on cuda:3, but" in elsewhere
+    assert "this rank puts from cuda:0" in elsewhere
+    assert half.startswith(
+        "UnsupportedError: engine 'nccl' does not convert dtypes yet"
+    )
+
+
+async def _told(control: Control) -> str:
+    """Let a replica on the CPU meet a trainer that was told to use NCCL."""
+    trainer = weightsync.Trainer(
+        "tcp://127.0.0.1:0", rank=0, world_size=1, timeout=10, engine="nccl"
+    )
+    async with trainer:
+        generator = weightsync.Generator(
+            trainer.address,
+            state("cpu"),
+            replica="gen-0",
+            rank=0,
+            world_size=1,
+            timeout=5,
+        )
+        return await opening(generator)
+
+
+@testing.requires_emulator()
+def test_a_trainer_that_was_told_refuses_another_engine(processes: Processes) -> None:
+    found = processes.start(_told).result()
+
+    assert "replica 'gen-0' uses engine 'shm' and trainer rank 0 uses 'nccl'" in found

@@ -1,0 +1,140 @@
+"""Trainers and replicas of several ranks: one of them dies or freezes in a push."""
+
+from __future__ import annotations
+
+import signal
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes import driven
+from tests.processes.driven import MIB, SENTINEL, Held, ask, call
+from tests.processes.pools import Pool
+
+if TYPE_CHECKING:
+    from tests.processes.harness import Child, Processes
+
+TIMEOUT = 5.0
+GRACE = 3.0
+SLOWER = 3.0
+"""How much longer a push may take than usual; the machine may be busy."""
+
+
+def _arm(watcher: Child, victim: Child, number: signal.Signals) -> None:
+    """Send a signal to a process when the first byte of the next version arrives."""
+    call(watcher, "kill_at_first_byte", pid=victim.pid, number=number)
+    ask(watcher, "receive", timeout=TIMEOUT + GRACE)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "numel", [64 * MIB, pytest.param(256 * MIB, marks=pytest.mark.slow)]
+)
+def test_a_rank_killed_in_a_push_costs_the_others_neither_bytes_nor_time(
+    processes: Processes, address: str, numel: int
+) -> None:
+    before = driven.in_shared_memory()
+    pool = Pool(processes, address, numel=numel)
+    pool.join("G0")
+    pool.join("pair", ranks=2, mode="swap")
+    (watch,) = pool.join("watch", mode="inplace")
+    names = ("G0", "pair", "watch")
+    usual = median([pool.deliver(version, *names).seconds for version in (1, 2, 3)])
+    _arm(watch, pool.replicas["pair"][1], signal.SIGKILL)
+    pool.begin(4, timeout=TIMEOUT)
+    pool.receive(4, "G0")
+    spoiled = pool.ended()
+    watched = watch.hear()
+    (widow, _) = pool.forget("pair")
+    seconds = [pool.deliver(version, "G0", "watch").seconds for version in (5, 6, 7)]
+    told = call(widow, "receive", timeout=TIMEOUT)
+    if told.kind == "ok":  # whole before the other rank died
+        told = call(widow, "receive", timeout=TIMEOUT)
+    closed = pool.close() + driven.close(widow)
+
+    assert "ok" == spoiled.kind
+    assert {"pair"} >= set(spoiled.value.failed)
+    assert spoiled.seconds < GRACE
+    assert ("ok", 4) == (watched.kind, watched.value.version)
+    assert "PeerError" == told.kind
+    assert "rank 1 of replica 'pair'" in told.value
+    assert median(seconds) < SLOWER * usual + 0.1
+    assert closed < 5.0
+    assert before == driven.in_shared_memory()
+
+
+@pytest.mark.parametrize(
+    "frozen", [3.5, pytest.param(10.0, marks=pytest.mark.slow)], ids=str
+)
+def test_a_rank_that_is_stuck_costs_the_push_its_timeout_and_writes_nothing_later(
+    processes: Processes, address: str, frozen: float
+) -> None:
+    pool = Pool(processes, address, numel=MIB)
+    (first,) = pool.join("G0")
+    stuck = pool.join("G1", ranks=2)[1]
+    pool.deliver(1, "G0", "G1")
+    stuck.kill(signal.SIGSTOP)
+    since = time.monotonic()
+    pool.begin(2, timeout=3)
+    pool.receive(2, "G0")
+    waited = call(first, "receive", timeout=0.5)
+    again = call(first, "receive", timeout=0.5)
+    pushed = pool.ended()
+    (hub, _) = pool.forget("G1")
+    pool.deliver(3, "G0")
+    time.sleep(max(0.0, since + frozen - time.monotonic()))
+    stuck.kill(signal.SIGCONT)
+    told = [call(rank, "receive", timeout=TIMEOUT) for rank in (hub, stuck)]
+    held = [call(rank, "held").value for rank in (hub, stuck)]
+    for version in (4, 5):
+        pool.deliver(version, "G0")
+
+    assert "ok" == pushed.kind
+    assert ["G1"] == list(pushed.value.failed)
+    assert 3.0 <= pushed.seconds < 6.0
+    assert ["TimedOutError"] * 2 == [waited.kind, again.kind]
+    assert 0.5 <= min(waited.seconds, again.seconds)
+    assert max(waited.seconds, again.seconds) < 1.0
+    assert ["PeerError"] * 2 == [each.kind for each in told]
+    assert all("removed from the pool" in each.value for each in told)
+    assert [Held(1, 1)] * 2 == held
+    assert pool.close() + driven.close(hub, stuck) < 5.0
+
+
+def test_a_leader_killed_half_way_leaves_every_replica_whole(
+    processes: Processes, address: str
+) -> None:
+    pool = Pool(processes, address, numel=128 * MIB)
+    pool.join("G0")
+    pool.join("pair", ranks=2, mode="swap")
+    (watch,) = pool.join("watch", mode="inplace")
+    pool.deliver(1, "G0", "pair", "watch")
+    leader, other = pool.trainers
+    _arm(watch, leader, signal.SIGKILL)
+    pool.begin(2)
+    watched = watch.hear()
+    outcome = pool.ended(but=leader)
+    if outcome.kind == "ok":  # killed when all of it was put: the next push tells
+        ask(other, "push", version=3, timeout=TIMEOUT)
+        outcome = other.hear()
+    ranks = [*pool.replicas["G0"], *pool.replicas["pair"]]
+    told = [call(rank, "receive", timeout=TIMEOUT) for rank in ranks]
+    told = [
+        call(rank, "receive", timeout=TIMEOUT) if each.kind == "ok" else each
+        for rank, each in zip(ranks, told, strict=True)
+    ]
+    held = [call(rank, "held").value for rank in ranks]
+
+    assert "PeerError" == outcome.kind
+    assert "trainer rank 0" in outcome.value
+    assert outcome.seconds < GRACE
+    assert watched.kind in {"ok", "PeerError"}
+    assert ["PeerError"] * 3 == [each.kind for each in told]
+    assert all("trainer rank 0" in each.value for each in told)
+    assert max(each.seconds for each in told) < GRACE
+    assert set(held) <= {Held(1, 1), Held(2, 2)}
+    assert held[1] == held[2]
+    assert SENTINEL not in {each.value for each in held}
+    assert driven.close(other, watch, *ranks) < 5.0

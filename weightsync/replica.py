@@ -1,0 +1,85 @@
+"""What the leader knows of one replica in the pool."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from weightsync.remembered import Remembered
+
+if TYPE_CHECKING:
+    from anyio import CancelScope
+
+    from weightsync.agreement import Agreement
+    from weightsync.fit import Fit
+    from weightsync.hellos import ReplicaHello
+    from weightsync.peer import Peer
+    from weightsync.spec import Manifest
+    from weightsync.stats import Status
+
+
+class Pushed(NamedTuple):
+    """What the last push did to a replica, and when."""
+
+    version: int
+    status: Status
+    reason: str
+    ended: float
+
+
+class Replica:
+    """One replica. Its link is ``active`` once every rank has formed it.
+
+    It is ``waiting`` until it may be in the pool, and ``behind`` until it is delivered
+    a version over this link. ``last`` is the highest version that a rank of it has had,
+    and ``version`` the one that all of them hold. ``reopening`` says that a slot was
+    taken back from it, so that it has none for a moment and is not busy.
+    """
+
+    def __init__(
+        self,
+        link: int,
+        hello: ReplicaHello,
+        manifests: tuple[Manifest, ...],
+        peer: Peer,
+    ) -> None:
+        self.link: Final = link
+        self.name: Final = hello.replica
+        self.mode: Final = hello.mode
+        self.handles: Final = hello.handles
+        self.engine: Final = hello.engine
+        self.manifests: Final = manifests
+        self.peer: Final = peer
+        self.offers: dict[int, str] = {}
+        self.ready: set[int | None] = set()
+        self.waiting = False
+        self.active = False
+        self.gone = False
+        self.behind = True
+        self.reopening = False
+        self.credit: int | None = None
+        self.sequence = 0
+        self.since: Final = time.monotonic()
+        self.instance: Final = hello.instance
+        self.version: int | None = None
+        self.epoch = 0
+        self.last = hello.last
+        if hello.last is not None and hello.holds:
+            self.epoch, self.version = hello.last
+        self.pushed: Pushed | None = None
+        self.fits: Remembered[tuple[bytes, bool, bool], Fit] = Remembered()
+        self.layouts: Remembered[bytes, Agreement] = Remembered()
+        self.timer: CancelScope | None = None
+
+    def is_formed(self) -> None:
+        """The link is formed, or never will be: forget what that took."""
+        self.offers.clear()
+        self.ready.clear()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def __repr__(self) -> str:
+        """Show what decides."""
+        state = "gone" if self.gone else "active" if self.active else "joining"
+        return f"<Replica {self.name!r} {state}, credit {self.credit}>"
