@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import anyio
 import pytest
 
-from tests.pure.leading import Leader, Line, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, manifest
 from weightsync.errors import PeerError
 from weightsync.hellos import RankHello
 from weightsync.hub import Hub
@@ -27,11 +24,7 @@ from weightsync.messages import (
     Verified,
     Verify,
 )
-from weightsync.peer import MessageStream, Peer, local_pair
 from weightsync.remembered import REMEMBERED
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
@@ -41,25 +34,6 @@ ONE, TWO, THREE = (bytes([0] * 15 + [value]) for value in (1, 2, 3))
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[MakePeer]:
-    ends: list[MessageStream] = []
-    async with anyio.create_task_group() as tasks:
-
-        def make(name: str) -> tuple[Peer, Line]:
-            mine, theirs = local_pair("us", name)
-            made = Peer(mine)
-            ends.append(theirs)
-            tasks.start_soon(made.run, lambda message: None)
-            line = Line(theirs)
-            tasks.start_soon(line.listen)
-            return made, line
-
-        yield make
-        for end in ends:
-            await end.aclose()
 
 
 @pytest.fixture

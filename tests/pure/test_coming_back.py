@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
-from tests.pure.leading import Leader, Line, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, manifest
 from weightsync.counting import Held
 from weightsync.errors import FencedError, PeerError, PlanError
 from weightsync.fencing import Fence
@@ -15,13 +14,11 @@ from weightsync.hellos import RankHello, ReplicaHello
 from weightsync.hub import Hub
 from weightsync.membership import Happened
 from weightsync.messages import Agree, Ended, Expect, PushEnded, Terms
-from weightsync.peer import Peer, local_pair
 from weightsync.roster import membership
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
-    from weightsync.peer import MessageStream
 
 pytestmark = pytest.mark.anyio
 
@@ -29,24 +26,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[MakePeer]:
-    ends: list[MessageStream] = []
-    async with anyio.create_task_group() as tasks:
-
-        def make(name: str) -> tuple[Peer, Line]:
-            mine, theirs = local_pair("us", name)
-            made, line = Peer(mine), Line(theirs)
-            ends.append(theirs)
-            tasks.start_soon(made.run, lambda message: None)
-            tasks.start_soon(line.listen)
-            return made, line
-
-        yield make
-        for end in ends:
-            await end.aclose()
 
 
 @pytest.fixture

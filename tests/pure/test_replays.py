@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
-from tests.pure.leading import Leader, Line, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, manifest
 from weightsync.elastic import FIRST_REPLAY, Kept
 from weightsync.errors import PeerError
 from weightsync.membership import Happened
@@ -21,11 +20,8 @@ from weightsync.messages import (
     Stop,
     Terms,
 )
-from weightsync.peer import MessageStream, Peer, local_pair
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from weightsync.replica import Replica
 
 pytestmark = pytest.mark.anyio
@@ -37,24 +33,6 @@ MODEL = manifest("w", "b")
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[MakePeer]:
-    ends: list[MessageStream] = []
-    async with anyio.create_task_group() as tasks:
-
-        def make(name: str) -> tuple[Peer, Line]:
-            mine, theirs = local_pair(name, "us")
-            made, line = Peer(mine), Line(theirs)
-            ends.append(theirs)
-            tasks.start_soon(made.run, lambda message: None)
-            tasks.start_soon(line.listen)
-            return made, line
-
-        yield make
-        for end in ends:
-            await end.aclose()
 
 
 @pytest.fixture

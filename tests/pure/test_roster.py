@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import anyio
 import pytest
 
-from tests.pure.leading import Leader, Line, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, manifest
 from weightsync.errors import PeerError
 from weightsync.hellos import ReplicaHello
 from weightsync.membership import Happened
@@ -15,11 +12,7 @@ from weightsync.messages import (
     Agree,
     Terms,
 )
-from weightsync.peer import MessageStream, Peer, local_pair
 from weightsync.roster import membership
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
@@ -27,24 +20,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[MakePeer]:
-    ends: list[MessageStream] = []
-    async with anyio.create_task_group() as tasks:
-
-        def make(name: str) -> tuple[Peer, Line]:
-            mine, theirs = local_pair(name, "us")
-            made, line = Peer(mine), Line(theirs)
-            ends.append(theirs)
-            tasks.start_soon(made.run, lambda message: None)
-            tasks.start_soon(line.listen)
-            return made, line
-
-        yield make
-        for end in ends:
-            await end.aclose()
 
 
 @pytest.fixture
