@@ -220,13 +220,13 @@ def use_as_nccl2() -> None:
 def _names_of_groups() -> list[str]:
     """Return what the groups were made with, such as ``cpu:gloo,cuda:nccl2``."""
     # torch has no public way to list them.
-    world = dist.distributed_c10d._world  # pyright: ignore[reportPrivateUsage]
+    world = dist.distributed_c10d._world  # pyright: ignore[reportPrivateUsage] # no other
     return [str(each) for each in world.pg_backend_config.values()]
 
 
 def _registrar(name: str) -> str:
     """Return the module that registered a name; empty if none has."""
-    plugins = dist.Backend._plugins  # pyright: ignore[reportPrivateUsage]
+    plugins = dist.Backend._plugins  # pyright: ignore[reportPrivateUsage] # no other
     plugin = plugins.get(name.upper())
     return "" if plugin is None else plugin.creator_fn.__module__
 

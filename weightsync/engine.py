@@ -161,7 +161,11 @@ class ShmEngine(Engine):
         """See ``Engine``."""
         return Window.allocate(group, nbytes)
 
-    def share(self, group: Any, largest: int) -> Share:  # noqa: ARG002
+    def share(
+        self,
+        group: Any,
+        largest: int,  # noqa: ARG002 -- it matters to NCCL only.
+    ) -> Share:
         """See ``Engine``; nobody puts into the window."""
         return Share(Window.allocate(group, TRAINER_WINDOW), Scratch())
 
@@ -169,7 +173,10 @@ class ShmEngine(Engine):
         """See ``Engine``."""
         return nullcontext()
 
-    def ordered(self, after: Any) -> AbstractContextManager[None]:  # noqa: ARG002
+    def ordered(
+        self,
+        after: Any,  # noqa: ARG002 -- it is done already.
+    ) -> AbstractContextManager[None]:
         """See ``Engine``."""
         return nullcontext()
 

@@ -178,10 +178,13 @@ class NcclEngine(Engine):
         """See ``Engine``."""
         await self.call(window.copy_in_order, tensors, runs)
 
-    def copies_alone(self, tensor: Tensor) -> bool:  # noqa: ARG002
+    def copies_alone(
+        self,
+        tensor: Tensor,  # noqa: ARG002 -- all of them are.
+    ) -> bool:
         """See ``Engine``: all of them, by torch, whatever becomes of the link."""
         return True
 
 
 def _new_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call] # of torch

@@ -62,7 +62,7 @@ def engine_on(device: torch.device) -> Engine:
 
 def _current_device() -> torch.device | None:
     """Return the GPU that this thread has chosen; does not begin to use it."""
-    compiled = torch._C  # pyright: ignore[reportPrivateUsage]
+    compiled = torch._C  # pyright: ignore[reportPrivateUsage] # no other
     current: Callable[[], int] | None = getattr(compiled, "_cuda_getDevice", None)
     with suppress(RuntimeError):  # where there is no GPU
         return None if current is None else torch.device("cuda", current())

@@ -200,7 +200,7 @@ class GeneratorRank:
             self._post(Withdraw())
         with anyio.move_on_after(TAKE_BACK_SECONDS):
             while self._credit_unused():
-                await self._reading.changed()
+                await self._reading.change.wait()
 
     def _credit_unused(self) -> bool:
         exposed = self.epochs.exposed is not None

@@ -62,7 +62,7 @@ class ObserverSession(Session):
         if not isinstance(address, FileAddress):
             return
         with anyio.move_on_after(self.place.timeout):
-            while not await anyio.Path(address.path).exists():  # noqa: ASYNC110
+            while not await anyio.Path(address.path).exists():  # noqa: ASYNC110 -- no event.
                 await anyio.sleep(RETRY_SECONDS)
             return
         raise TimedOutError(f"no store at {address} within {self.place.timeout} s")

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 # torch has no public name for how FSDP2 cuts what tensor parallelism has cut.
 from torch.distributed.tensor.placement_types import (
-    _StridedShard,  # pyright: ignore[reportPrivateUsage]
-    _StridedShardOffsetMode,  # pyright: ignore[reportPrivateUsage]
+    _StridedShard,  # pyright: ignore[reportPrivateUsage] # no other
+    _StridedShardOffsetMode,  # pyright: ignore[reportPrivateUsage] # no other
 )
 
 from weightsync.errors import PlanError, UnsupportedError

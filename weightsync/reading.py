@@ -49,10 +49,6 @@ class Reading:
         """Set when something changes after this look."""
         return self._changed
 
-    async def changed(self) -> None:
-        """Wait until something changes."""
-        await self._changed.wait()
-
     def begin_switch(self) -> bool:
         """Begin to switch in what is pending; False while a lease is held."""
         with self.lock:

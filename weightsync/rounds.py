@@ -112,10 +112,12 @@ class Round:
 
     def report(self, seconds: float) -> PushReport:
         """Say what became of all transfers that are reported."""
-        reported = [t for t in self.transfers.values() if t.report is not None]
-        reports = {t.replica.name: t.report for t in reported if t.report is not None}
-        delivered = [t for t in reported if t.report and t.report.status == "delivered"]
-        nbytes = sum([transfer.fit.nbytes for transfer in delivered])
+        nbytes, reports = 0, {}
+        for transfer in self.transfers.values():
+            if transfer.report is not None:
+                reports[transfer.replica.name] = transfer.report
+                if transfer.report.status == "delivered":
+                    nbytes += transfer.fit.nbytes
         return PushReport(self.version, nbytes, seconds, reports)
 
     @property

@@ -64,7 +64,7 @@ def test_a_replica_that_misses_a_version_is_noticed() -> None:
     job.start()
     job.push(1.0)
     replica = next(iter(job._replicas.values()))
-    replica._look = lambda: None  # type: ignore[method-assign]
+    replica._look = lambda: None  # type: ignore[method-assign] # breaks it on purpose
 
     with pytest.raises(VerificationError, match="has version 1, not 2"):
         job.finish()
@@ -74,7 +74,7 @@ def test_outcomes_that_differ_are_noticed() -> None:
     job = Job(Sizes(4, 1, 1), Random(1))
     job.start()
     other = job._trainers[2]
-    other._end = lambda message: None  # type: ignore[method-assign]
+    other._end = lambda message: None  # type: ignore[method-assign] # breaks it on purpose
     other._handlers = {
         kind: handler
         for kind, handler in other._handlers.items()

@@ -92,7 +92,7 @@ def leaves_signals(backend: str) -> list[int]:
         waits = None if rank() else window.wait_signal(1, True)
         if rank() == 0:
             board().set("waits", "")
-            waits.wait()  # type: ignore[union-attr]
+            waits.wait()  # type: ignore[union-attr] # there is one
             found = tensor.tolist()
         else:
             board().wait(["waits"])

@@ -20,7 +20,7 @@ class Memory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        backend: Any = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+        backend: Any = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr] # there is one
         self.device = device
         self._pool = torch.cuda.MemPool(backend.mem_allocator)
 

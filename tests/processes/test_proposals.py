@@ -265,7 +265,7 @@ async def test_wrong_names_are_refused_before_anything_changes() -> None:
             for wrong in (["a", "a"], [""], ["x" * 257], "gen", [1]):
                 for party in (trainer, observer):
                     with pytest.raises(weightsync.PlanError):
-                        await party.propose(wrong)  # type: ignore[arg-type]
+                        await party.propose(wrong)  # type: ignore[arg-type] # on purpose
             members = await observer.membership()
 
     assert (None, ("gen",)) == (members.proposal, members.active)
@@ -280,7 +280,7 @@ async def test_trainer_ranks_that_differ_in_admit_are_refused() -> None:
             async with other:
                 pass
     with pytest.raises(weightsync.PlanError, match="admit is 'all' or 'proposed'"):
-        weightsync.Trainer("tcp://127.0.0.1:0", admit="some")  # type: ignore[arg-type]
+        weightsync.Trainer("tcp://127.0.0.1:0", admit="some")  # type: ignore[arg-type] # on purpose
 
 
 async def test_a_proposal_to_trainers_that_are_gone_raises() -> None:

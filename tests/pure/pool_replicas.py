@@ -273,7 +273,7 @@ class Replica:
             self.name,
             rank.rank,
             len(self.ranks),
-            self.mode,  # type: ignore[arg-type]
+            self.mode,  # type: ignore[arg-type] # drawn
             f"{self.label} {rank.rank}",
         )
         told: list[bool] = []
@@ -287,7 +287,7 @@ class Replica:
         theirs.ended = lambda error: self.hub.rank_lost(
             rank.rank, error, clean=bool(told)
         )
-        self.hub.rank_joined(hello, manifest(*NAMES), theirs)  # type: ignore[arg-type]
+        self.hub.rank_joined(hello, manifest(*NAMES), theirs)  # type: ignore[arg-type] # a model
 
     def introduce(
         self, leader: Process, admit: Callable[[Replica, Wire], None]
@@ -302,7 +302,7 @@ class Replica:
             self._lost(PeerError("nobody is there"))
             return True
         admit(self, theirs)
-        self.hub.speak(mine)  # type: ignore[arg-type]
+        self.hub.speak(mine)  # type: ignore[arg-type] # a model
         return True
 
     def _lost(self, error: WeightSyncError) -> None:

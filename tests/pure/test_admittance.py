@@ -181,7 +181,7 @@ def test_a_wrong_proposal_changes_nothing() -> None:
     admittance.propose(("a",))
     for wrong in (("a", "a"), ("",), ("x" * 257,), (1,), "a"):
         with pytest.raises(PlanError):
-            admittance.propose(wrong)  # type: ignore[arg-type]
+            admittance.propose(wrong)  # type: ignore[arg-type] # on purpose
 
     assert Proposal(1, ("a",)) == admittance.in_force
 

@@ -65,7 +65,7 @@ def test_any_names_of_a_full_push_fit_in_any_order(
     names: set[str], random: object
 ) -> None:
     order = sorted(names)
-    random.shuffle(order)  # type: ignore[attr-defined]
+    random.shuffle(order)  # type: ignore[attr-defined] # of hypothesis
     full = [held(*[piece(name, half) for name in "abcd"]) for half in HALVES]
     parts = [held(*[piece(name, half) for name in order]) for half in HALVES]
     places = places_of(full[0], parts[0])

@@ -288,7 +288,7 @@ class PoolMachine(RuleBasedStateMachine):
 NOTHING = Asked(Terms(), 1.0, 0)
 
 
-class TestPoolProperties(PoolMachine.TestCase):  # type: ignore[name-defined,misc]
+class TestPoolProperties(PoolMachine.TestCase):  # type: ignore[name-defined,misc] # made
     settings = settings(
         stateful_step_count=50,
         deadline=None,

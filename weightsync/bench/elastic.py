@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from weightsync.bench.elastic_ranks import ROW_BYTES, TENSORS, Place
 from weightsync.bench.elastic_stage import Cycles, Stage
+from weightsync.bench.numbers import add_numbers
 from weightsync.bench.results import ElasticResult, ElasticRow, Spread
 from weightsync.bench.units import format_size, parse_count, parse_size
 from weightsync.vigil import LONGEST_LEASE, SHORTEST_LEASE
@@ -61,7 +62,8 @@ class ElasticCase:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     default = ElasticCase()
-    for name, kind, value, what in (
+    add_numbers(
+        parser,
         ("size", parse_size, default.size, "bytes of the model"),
         ("trainers", parse_count, default.trainers, "trainer ranks, where some die"),
         ("deaths", int, default.deaths, "of each kind; 0 for none"),
@@ -70,14 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("cycles", int, default.cycles, "of B joining and dying; 0 for none"),
         ("starts", int, default.starts, "of Python, importing torch; 0 for none"),
         ("seed", int, default.seed, "of the random moments"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=kind,
-            default=value,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     parser.set_defaults(make=_case)
 
 

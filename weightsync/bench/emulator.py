@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from weightsync import testing
 from weightsync.bench.emulator_ranks import BATCH, MOST_BATCHES, RANKS, REDUCED, measure
+from weightsync.bench.numbers import add_numbers
 from weightsync.bench.results import EmulatorResult, EmulatorRow, Spread
 from weightsync.bench.runner import RunError
 from weightsync.bench.units import parse_count, parse_size
@@ -58,19 +59,13 @@ class EmulatorCase:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     default = EmulatorCase()
-    for name, kind, value, what in (
+    add_numbers(
+        parser,
         ("size", parse_size, default.size, "bytes of a put"),
         ("starts", int, default.starts, "programs that are started; 0 for none"),
         ("puts", parse_count, default.puts, "puts"),
         ("batches", parse_count, default.batches, f"batches of {BATCH} all-reduces"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=kind,
-            default=value,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     parser.set_defaults(make=_case)
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from weightsync.bench.numbers import add_numbers
 from weightsync.bench.pool_job import Job, Pushed
 from weightsync.bench.pool_parties import Sizes
 from weightsync.bench.results import PoolResult, PoolRow, Spread
@@ -49,7 +50,8 @@ class PoolCase:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     default = PoolCase()
-    for name, kind, value, what in (
+    add_numbers(
+        parser,
         ("trainers", parse_count, default.trainers, "trainer ranks"),
         ("replicas", parse_count, default.replicas, "replicas"),
         ("ranks", parse_count, default.ranks, "ranks of each replica"),
@@ -57,14 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("every", float, default.every, "simulated seconds from push to push"),
         ("failing", float, default.failing, "replicas of 100 that fail in a minute"),
         ("seed", int, default.seed, "which replicas fail, and when"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=kind,
-            default=value,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     parser.set_defaults(make=_case)
 
 
@@ -99,7 +94,7 @@ def run(case: PoolCase) -> PoolResult:
 
 def _run(case: PoolCase) -> PoolRow:
     sizes = Sizes(case.trainers, case.replicas, case.ranks)
-    job = Job(sizes, random.Random(case.seed))  # noqa: S311
+    job = Job(sizes, random.Random(case.seed))  # noqa: S311 -- no secret.
     job.start()
     start, joins = job.leader_loop.busy, job.store.calls
     first = job.push(case.every)

@@ -80,7 +80,7 @@ def _leave() -> NoReturn:
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     # os._exit comes next and skips them, and there is no public way to run them.
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] # no other
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -96,7 +96,7 @@ def _die_with_parent() -> None:
 def _prepare_interpreter() -> None:
     """Make it as that of a new process, whose output is read when it is killed."""
     # A rank's stdout is always a text file, which the stub leaves open.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # text
     random.seed()
     # Whoever is late gets SIGABRT: a traceback is wanted then, but no core.
     faulthandler.enable()
@@ -115,7 +115,7 @@ def _find(function: Function) -> Callable[..., Any]:
     for name in function.name.split("."):
         found = getattr(found, name)
     # Checked above to be callable; attributes of modules are of any type.
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return] # decoded
 
 
 def _import(function: Function) -> ModuleType:
