@@ -1,14 +1,21 @@
-"""How thorough tests are: ``--hypothesis-profile full``, and the options of chaos."""
+"""How thorough tests are, and how several workers share them.
+
+``--hypothesis-profile full``, the options of chaos, and ``--numprocesses`` of
+pytest-xdist.
+"""
 
 from __future__ import annotations
 
 import secrets
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    import pytest
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 settings.register_profile("full", max_examples=2000, deadline=None)
 
@@ -27,7 +34,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.chaos_seed is None:
-        config.option.chaos_seed = secrets.randbelow(1_000_000)
+        told: dict[str, int] = getattr(config, "workerinput", {})
+        config.option.chaos_seed = told.get("seed", secrets.randbelow(1_000_000))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a worker the seed, which all of them need to find the same tests."""
+    node.workerinput["seed"] = node.config.option.chaos_seed
+
+
+class _ByFile(LoadScopeScheduling):
+    """Give each worker whole files, and the conformance suite to one of them.
+
+    That suite holds a page against what all of its tests gave.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "conformance" if "tests/conformance/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> LoadScopeScheduling:
+    """Share the tests among workers, where there are several."""
+    return _ByFile(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -51,7 +51,8 @@ def device_memory() -> int:
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """The names in /dev/shm, but for semaphores of Python's multiprocessing."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
 def sessions() -> dict[int, int]:
