@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from weightsync import Shard
+from weightsync import Shard, testing
 from weightsync.bench import cli, push, tables
 from weightsync.bench.environment import Environment
 from weightsync.bench.patterns import TILE_BYTES, VerificationError, fill, verify
@@ -24,8 +24,9 @@ from weightsync.bench.push_model import (
     Model,
     TorchCopy,
 )
-from weightsync.bench.results import PushResult, PutResult, Report, Spread
+from weightsync.bench.results import GpuFigures, PushResult, PutResult, Report, Spread
 from weightsync.bench.runner import Line, Processes, RunError
+from weightsync.bench.table import Table
 from weightsync.bench.units import format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -135,12 +136,44 @@ def test_many_small_tensors_are_compared_with_one_large() -> None:
     assert {"staged"} == set(result.small_factor)
 
 
-@pytest.mark.parametrize("command", [(), ("put-signal",), ("push",)])
+@testing.requires_emulator()
+def test_puts_between_emulated_gpus_are_verified_and_said_to_be_none() -> None:
+    done = _bench(
+        *("put-signal", "--engine", "nccl", "--sizes", "8,64KiB"),
+        *("--repetitions", "2", "--warmup", "1", "--json", "-"),
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert "THE GPUS ARE EMULATED" in done.stderr
+    assert "broadcast p50" in done.stderr
+    (result,) = _report(done.stdout).results
+    assert isinstance(result, PutResult)
+    assert GpuFigures(emulated=True, kernels=None, overlap=None) == result.gpu
+    # 16 in a row and 64 in flight, both ways, twice after one warm-up.
+    assert (8 + (64 << 10)) * (16 + 64) * 2 * 3 == result.verified
+
+
+@testing.requires_emulator()
+def test_pushes_between_emulated_gpus_are_verified() -> None:
+    line = "push --engine nccl --total 1MiB --tensors 9 --repetitions 1 --warmup 1"
+    (case,) = cli.parse(f"{line} --mode staged --layout columns".split()).cases
+    assert isinstance(case, PushCase)
+    result = push.run(case)
+
+    (row,) = result.rows
+    assert row.nbytes * 2 == row.verified == result.verified
+    assert (None, 7) == (row.torch, row.broadcast and row.broadcast.count)
+    assert GpuFigures(emulated=True, kernels=None, overlap=None) == result.gpu
+
+
+@pytest.mark.parametrize(
+    "command", ["", "put-signal", "push", "plan", "emulator", "backend", "elastic"]
+)
 def test_help_explains_every_argument(
-    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.parse([*command, "--help"])
+        cli.parse([*command.split(), "--help"])
 
     assert 0 == ended.value.code
     shown = capsys.readouterr().out
@@ -377,6 +410,6 @@ def test_sizes_and_durations_read_well() -> None:
 
 
 def test_a_plain_table_is_aligned() -> None:
-    found = tables.Table("title", ("a", "long"), [("1", "2"), ("333", "4")], ["note"])
+    found = Table("title", ("a", "long"), [("1", "2"), ("333", "4")], ["note"])
 
     assert "title\n  a  long\n  1     2\n333     4\nnote" == found.plain()

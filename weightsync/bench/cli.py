@@ -19,6 +19,7 @@ from weightsync.bench import (
     pool,
     push,
     put_signal,
+    table,
     tables,
 )
 from weightsync.bench.backend import BackendCase
@@ -26,18 +27,10 @@ from weightsync.bench.elastic import ElasticCase
 from weightsync.bench.emulator import EmulatorCase
 from weightsync.bench.environment import Environment
 from weightsync.bench.plan import PlanCase
-from weightsync.bench.plan_model import MoeModel
 from weightsync.bench.pool import PoolCase
-from weightsync.bench.push import LAYOUTS, MODES, PushCase
+from weightsync.bench.push import PushCase
 from weightsync.bench.put_signal import PutCase
-from weightsync.bench.results import Report, Result, unsteady
-from weightsync.bench.units import (
-    format_size,
-    parse_count,
-    parse_counts,
-    parse_size,
-    parse_sizes,
-)
+from weightsync.bench.results import Report, Result, emulated, unsteady
 from weightsync.errors import WeightSyncError
 
 if TYPE_CHECKING:
@@ -48,15 +41,6 @@ Measures how fast weights move between processes of this machine, through shared
 memory, beside a plain memcpy of the same bytes in the same run. Every byte is verified;
 a wrong one ends the command with exit code 1. Without a command put-signal and push
 run with sensible sizes, in under three minutes."""
-
-PUT_DESCRIPTION: Final = """\
-One put, its signal, and the wait for it, in processes of a weightsync-shm group: time
-one way, and bandwidth with several puts in flight."""
-
-PUSH_DESCRIPTION: Final = """\
-Whole state dicts through Trainer and Generator: from the call of push until receive has
-returned on the last generator, with the pauses of both event loops and the rise of
-memory."""
 
 FAILED: Final = 1
 QUICK_TOTAL: Final = 1 << 30
@@ -97,7 +81,7 @@ def measure(cases: Cases) -> Report:
     warnings = environment.warnings(max(map(_processes, cases)))
     results = [_run(case) for case in cases]
     for result in results:
-        warnings += unsteady(result)
+        warnings = emulated(result) + warnings + unsteady(result)
     return Report(environment, warnings, results)
 
 
@@ -112,14 +96,14 @@ def _processes(case: Case) -> int:
         return case.ranks
     if isinstance(case, PlanCase | PoolCase):
         return 1
-    return case.trainers + case.replicas * case.ranks
+    return case.ranks_in_all
 
 
 def _write(report: Report, arguments: Arguments) -> None:
     lines = tables.environment_lines(report.environment)
     lines += [f"Warning: {warning}." for warning in report.warnings]
     found = [tables.table(result) for result in report.results]
-    tables.show(lines, found, sys.stderr if arguments.json == "-" else sys.stdout)
+    table.show(lines, found, sys.stderr if arguments.json == "-" else sys.stdout)
     if arguments.json is not None:
         text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
         if arguments.json == "-":
@@ -138,22 +122,10 @@ def parse(argv: Sequence[str] | None) -> Arguments:
     parser.set_defaults(json=None, plot=None, make=None)
     _add_output(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _put_arguments(
-        commands.add_parser(
-            "put-signal", help="one put and its signal", description=PUT_DESCRIPTION
-        )
-    )
-    _push_arguments(
-        commands.add_parser(
-            "push", help="whole state dicts", description=PUSH_DESCRIPTION
-        )
-    )
-    _plan_arguments(
-        commands.add_parser(
-            "plan", help="who sends what, at scale", description=plan.DESCRIPTION
-        )
-    )
     for name, case, what in (
+        ("put-signal", put_signal, "one put and its signal"),
+        ("push", push, "whole state dicts"),
+        ("plan", plan, "who sends what, at scale"),
         ("emulator", emulator, "CUDA and NCCL emulated"),
         ("backend", backend, "weightsync-nccl2 by torch's nccl2"),
         ("elastic", elastic, "replicas that die, freeze and join"),
@@ -202,195 +174,3 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="draw the results into a .png or .svg file (needs matplotlib)",
     )
-
-
-def _add_runs(
-    parser: argparse.ArgumentParser, default: PutCase | PushCase, note: str = ""
-) -> None:
-    parser.add_argument(
-        "--repetitions",
-        type=parse_count,
-        default=default.repetitions,
-        metavar="N",
-        help=f"measurements of each row (default: %(default)s{note})",
-    )
-    parser.add_argument(
-        "--warmup",
-        type=parse_count,
-        default=default.warmup,
-        metavar="N",
-        help="repetitions before them that do not count (default: %(default)s)",
-    )
-
-
-def _put_arguments(parser: argparse.ArgumentParser) -> None:
-    default = PutCase()
-    parser.set_defaults(make=_put_case)
-    parser.add_argument(
-        "--sizes",
-        type=parse_sizes,
-        default=default.sizes,
-        metavar="SIZE,...",
-        help="bytes of a put, as in 8,64KiB,1MiB (default: 8 B to 256 MiB)",
-    )
-    parser.add_argument(
-        "--window",
-        type=parse_size,
-        default=None,
-        metavar="SIZE",
-        help="bytes of each rank's window (default: enough for the sizes, at least "
-        f"{format_size(put_signal.MAX_BURST)})",
-    )
-    parser.add_argument(
-        "--ranks",
-        type=parse_count,
-        default=default.ranks,
-        metavar="N",
-        help="processes: one sends, the others receive (default: %(default)s)",
-    )
-    _add_runs(parser, default, "; fewer for large sizes")
-    _add_output(parser)
-
-
-def _put_case(found: argparse.Namespace) -> Cases:
-    window: int | None = found.window
-    if window is None:
-        window = max(put_signal.MAX_BURST, *found.sizes)
-    case = PutCase(found.sizes, window, found.ranks, found.repetitions, found.warmup)
-    case.check()
-    return [case]
-
-
-def _push_arguments(parser: argparse.ArgumentParser) -> None:
-    default = PushCase()
-    parser.set_defaults(make=_push_case)
-    parser.add_argument(
-        "--total",
-        type=parse_size,
-        default=default.total,
-        metavar="SIZE",
-        help="bytes of the state dict (default: 1 GiB)",
-    )
-    parser.add_argument(
-        "--tensors",
-        type=parse_count,
-        default=None,
-        metavar="N",
-        help=f"tensors of the state dict (default: {default.tensors}; "
-        f"{push.SMALL_TENSORS} with --small)",
-    )
-    parser.add_argument(
-        "--mode",
-        choices=(*MODES, "all"),
-        default="all",
-        help="of the generators (default: %(default)s)",
-    )
-    _push_layout_arguments(parser)
-    _add_runs(parser, default)
-    _add_output(parser)
-
-
-def _push_layout_arguments(parser: argparse.ArgumentParser) -> None:
-    default = PushCase()
-    parser.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        default=default.layout,
-        help="same: everyone has whole tensors; rows: trainer ranks cut each, as FSDP2 "
-        "does; columns: ranks of a replica do, in strides (default: %(default)s)",
-    )
-    for name, value, what in (
-        ("trainers", None, "trainer ranks, one process each (default: 1; 2 by rows)"),
-        ("replicas", 1, "replicas (default: %(default)s)"),
-        ("ranks", None, "ranks of each, one process each (default: 1; 2 by columns)"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=parse_count, default=value, metavar="N", help=what
-        )
-    parser.add_argument(
-        "--row-bytes",
-        type=parse_size,
-        default=default.row_bytes,
-        metavar="SIZE",
-        help="bytes of a row of a generator's tensor (default: 1 KiB)",
-    )
-    for name, what in (
-        ("small", "push many tensors of 1 KiB, and one of the same bytes, instead"),
-        ("cast", "push float32 into bfloat16"),
-        ("replay", "let trainers keep a copy of each version"),
-    ):
-        parser.add_argument(f"--{name}", action="store_true", help=what)
-
-
-def _push_case(found: argparse.Namespace) -> Cases:
-    tensors = push.SMALL_TENSORS if found.small else PushCase().tensors
-    tensors = tensors if found.tensors is None else found.tensors
-    case = PushCase(
-        total=found.total,
-        tensors=PushCase().tensors if found.small else tensors,
-        modes=MODES if found.mode == "all" else (found.mode,),
-        trainers=found.trainers or (2 if found.layout == "rows" else 1),
-        replicas=found.replicas,
-        repetitions=found.repetitions,
-        warmup=found.warmup,
-        small=found.small,
-        small_tensors=tensors if found.small else push.SMALL_TENSORS,
-        layout=found.layout,
-        ranks=found.ranks or (2 if found.layout == "columns" else 1),
-        row_bytes=found.row_bytes,
-        cast=found.cast,
-        replay=found.replay,
-    )
-    case.check()
-    return [case]
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    default = PlanCase()
-    parser.set_defaults(make=_plan_case)
-    parser.add_argument(
-        "--trainers",
-        type=parse_counts,
-        default=default.ranks,
-        metavar="N,...",
-        help=f"numbers of trainer ranks (default: {','.join(map(str, default.ranks))})",
-    )
-    for name, value, what in (
-        (
-            "expert-parallel",
-            default.expert_parallel,
-            "groups of trainers that share the experts",
-        ),
-        (
-            "generator-expert-parallel",
-            default.generator_expert_parallel,
-            "groups of generators that share the experts",
-        ),
-        (
-            "tensor-parallel",
-            default.tensor_parallel,
-            "generators in each of their groups",
-        ),
-        ("layers", default.model.num_hidden_layers, "layers of the model"),
-        ("experts", default.model.n_routed_experts, "experts of each layer"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=parse_count,
-            default=value,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
-    _add_output(parser)
-
-
-def _plan_case(found: argparse.Namespace) -> Cases:
-    case = PlanCase(
-        found.trainers,
-        found.expert_parallel,
-        found.generator_expert_parallel,
-        found.tensor_parallel,
-        MoeModel(num_hidden_layers=found.layers, n_routed_experts=found.experts),
-    )
-    case.check()
-    return [case]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -11,10 +11,12 @@ from weightsync.bench.plan_model import MoeModel, generators, trainers
 from weightsync.bench.plan_ranks import PlanJob, Planned, What, measure
 from weightsync.bench.results import PlanResult, PlanRow
 from weightsync.bench.runner import Processes
+from weightsync.bench.units import parse_count, parse_counts
 from weightsync.cli.placing import place
 from weightsync.together import Together
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
     from weightsync.spec import Manifest
@@ -51,6 +53,57 @@ class PlanCase:
     def generators(self) -> int:
         """Number of generator ranks."""
         return self.generator_expert_parallel * self.tensor_parallel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    default = PlanCase()
+    parser.set_defaults(make=_case)
+    parser.add_argument(
+        "--trainers",
+        type=parse_counts,
+        default=default.ranks,
+        metavar="N,...",
+        help=f"numbers of trainer ranks (default: {','.join(map(str, default.ranks))})",
+    )
+    for name, value, what in (
+        (
+            "expert-parallel",
+            default.expert_parallel,
+            "groups of trainers that share the experts",
+        ),
+        (
+            "generator-expert-parallel",
+            default.generator_expert_parallel,
+            "groups of generators that share the experts",
+        ),
+        (
+            "tensor-parallel",
+            default.tensor_parallel,
+            "generators in each of their groups",
+        ),
+        ("layers", default.model.num_hidden_layers, "layers of the model"),
+        ("experts", default.model.n_routed_experts, "experts of each layer"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=parse_count,
+            default=value,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
+        )
+
+
+def _case(found: argparse.Namespace) -> list[Any]:
+    case = PlanCase(
+        found.trainers,
+        found.expert_parallel,
+        found.generator_expert_parallel,
+        found.tensor_parallel,
+        MoeModel(num_hidden_layers=found.layers, n_routed_experts=found.experts),
+    )
+    case.check()
+    return [case]
 
 
 def run(case: PlanCase, *, timeout: float = 600.0) -> PlanResult:

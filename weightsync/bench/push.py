@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from msgspec.structs import replace
+
 from weightsync.bench import memory
+from weightsync.bench.besides import broadcast
+from weightsync.bench.numbers import add_engine, add_runs
+from weightsync.bench.places import variables
 from weightsync.bench.push_model import (
     DTYPE,
     MASTER,
@@ -24,12 +32,21 @@ from weightsync.bench.push_ranks import (
     generate,
     train,
 )
-from weightsync.bench.results import PushResult, PushRow, Spread
+from weightsync.bench.results import GpuFigures, PushResult, PushRow, Spread
 from weightsync.bench.runner import Child, Processes, RunError
-from weightsync.bench.units import format_size
+from weightsync.bench.units import format_size, parse_count, parse_size
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
+
+    from weightsync.announcing import EngineName
+
+DESCRIPTION: Final = """\
+Whole state dicts through Trainer and Generator: from the call of push until receive has
+returned on the last generator, with the pauses of both event loops and the rise of
+memory. On GPUs also a broadcast by NCCL of the same bytes, the kernels that a push
+launches, and how far a computation on the trainers slows it."""
 
 MODES: Final[tuple[ModeName, ...]] = ("staged", "swap", "inplace")
 
@@ -63,6 +80,7 @@ class PushCase:
     row_bytes: int = ROW_BYTES
     cast: bool = False
     replay: bool = False
+    engine: EngineName = "shm"
 
     def check(self) -> None:
         """Raise ValueError where it cannot be measured."""
@@ -80,6 +98,8 @@ class PushCase:
         self._check_layout()
 
     def _check_layout(self) -> None:
+        if self.cast and self.engine != "shm":
+            raise ValueError("--cast needs --engine shm")
         if self.small and self.layout != "same":
             raise ValueError("--small needs --layout same")
         if self.layout == "rows" and self.trainers < 2:
@@ -88,6 +108,11 @@ class PushCase:
             raise ValueError("--layout columns needs --ranks 2 or more")
         if self.layout != "columns" and self.ranks > 1:
             raise ValueError("--ranks needs --layout columns")
+
+    @property
+    def ranks_in_all(self) -> int:
+        """How many processes there are."""
+        return self.trainers + self.replicas * self.ranks
 
     def models(self) -> list[Model]:
         """The state dicts to push: a model, or many small tensors and one large."""
@@ -111,6 +136,8 @@ class PushCase:
                     self.trainers,
                     self.replicas,
                     self.warmup + self.repetitions,
+                    self.engine,
+                    self.warmup,
                 )
 
     def needed(self) -> int:
@@ -123,6 +150,92 @@ class PushCase:
         return source * sources + each * (1 + self.replicas * (1 + slots))
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    default = PushCase()
+    parser.set_defaults(make=_case)
+    parser.add_argument(
+        "--total",
+        type=parse_size,
+        default=default.total,
+        metavar="SIZE",
+        help="bytes of the state dict (default: 1 GiB)",
+    )
+    parser.add_argument(
+        "--tensors",
+        type=parse_count,
+        default=None,
+        metavar="N",
+        help=f"tensors of the state dict (default: {default.tensors}; "
+        f"{SMALL_TENSORS} with --small)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=(*MODES, "all"),
+        default="all",
+        help="of the generators (default: %(default)s)",
+    )
+    _layout_arguments(parser)
+    add_runs(parser, default.repetitions, default.warmup)
+    add_engine(parser)
+
+
+def _layout_arguments(parser: argparse.ArgumentParser) -> None:
+    default = PushCase()
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default=default.layout,
+        help="same: everyone has whole tensors; rows: trainer ranks cut each, as FSDP2 "
+        "does; columns: ranks of a replica do, in strides (default: %(default)s)",
+    )
+    for name, value, what in (
+        ("trainers", None, "trainer ranks, one process each (default: 1; 2 by rows)"),
+        ("replicas", 1, "replicas (default: %(default)s)"),
+        ("ranks", None, "ranks of each, one process each (default: 1; 2 by columns)"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=parse_count, default=value, metavar="N", help=what
+        )
+    parser.add_argument(
+        "--row-bytes",
+        type=parse_size,
+        default=default.row_bytes,
+        metavar="SIZE",
+        help="bytes of a row of a generator's tensor (default: 1 KiB)",
+    )
+    for name, what in (
+        ("small", "push many tensors of 1 KiB, and one of the same bytes, instead"),
+        ("cast", "push float32 into bfloat16"),
+        ("replay", "let trainers keep a copy of each version"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=what)
+
+
+def _case(found: argparse.Namespace) -> list[Any]:
+    tensors = SMALL_TENSORS if found.small else PushCase().tensors
+    tensors = tensors if found.tensors is None else found.tensors
+    case = PushCase(
+        total=found.total,
+        tensors=PushCase().tensors if found.small else tensors,
+        modes=MODES if found.mode == "all" else (found.mode,),
+        trainers=found.trainers or (2 if found.layout == "rows" else 1),
+        replicas=found.replicas,
+        repetitions=found.repetitions,
+        warmup=found.warmup,
+        small=found.small,
+        small_tensors=tensors if found.small else SMALL_TENSORS,
+        layout=found.layout,
+        ranks=found.ranks or (2 if found.layout == "columns" else 1),
+        row_bytes=found.row_bytes,
+        cast=found.cast,
+        replay=found.replay,
+        engine=found.engine,
+    )
+    case.check()
+    return [case]
+
+
 def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
     """Measure; VerificationError where a byte is wrong, RunError without the memory."""
     needed, available = case.needed(), memory.available()
@@ -132,7 +245,8 @@ def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
             "available: choose a smaller --total"
         )
         raise RunError(message)
-    rows = [_measure(job, case, timeout) for job in case.jobs()]
+    measured = [_measure(job, case, timeout) for job in case.jobs()]
+    rows = [row for row, _ in measured]
     parameters = {
         "total": case.total,
         "tensors": case.small_tensors if case.small else case.tensors,
@@ -146,7 +260,9 @@ def run(case: PushCase, *, timeout: float = 600.0) -> PushResult:
         "replay": int(case.replay),
     }
     verified = sum(row.verified for row in rows)
-    return PushResult(parameters, verified, rows, _small_factor(rows), case.layout)
+    gpu = _together([figures for _, figures in measured if figures is not None])
+    small = _small_factor(rows)
+    return PushResult(parameters, verified, rows, small, case.layout, gpu)
 
 
 def _small_factor(rows: list[PushRow]) -> dict[str, float]:
@@ -156,9 +272,57 @@ def _small_factor(rows: list[PushRow]) -> dict[str, float]:
     }
 
 
-def _measure(job: Job, case: PushCase, timeout: float) -> PushRow:
-    with Processes() as started:
+Measured = tuple[PushRow, "GpuFigures | None"]
+
+
+def _measure(job: Job, case: PushCase, timeout: float) -> Measured:
+    """Measure one job; on GPUs also a broadcast, and a push beside a computation."""
+    row, figures = _run(job, case, timeout)
+    if figures is None:
+        return row, None
+    row = replace(row, broadcast=_broadcast(job, case, timeout))
+    if not figures.emulated:
+        beside, _ = _run(
+            dataclasses.replace(job, computing=row.visible.p50), case, timeout
+        )
+        overlap = beside.visible.p50 / row.visible.p50
+        figures = GpuFigures(figures.emulated, figures.kernels, overlap)
+    return row, figures
+
+
+def _run(job: Job, case: PushCase, timeout: float) -> Measured:
+    with Processes(variables(job.engine, case.ranks_in_all)) as started:
         return _Director(started, job, timeout).run(case.warmup)
+
+
+def _broadcast(job: Job, case: PushCase, timeout: float) -> Spread:
+    """One by NCCL of the bytes of the model, to as many ranks as there are."""
+    ranks = case.ranks_in_all
+    with (
+        TemporaryDirectory(prefix="weightsync-bench-") as folder,
+        Processes(variables(job.engine, ranks)) as started,
+    ):
+        store = str(Path(folder) / "store")
+        children = [
+            started.start(
+                f"rank {rank}", broadcast, rank, ranks, job.model.nbytes, store
+            )
+            for rank in range(ranks)
+        ]
+        return Spread.of(started.gather(children, timeout)[0])
+
+
+def _together(found: list[GpuFigures]) -> GpuFigures | None:
+    """The worst of what several jobs found."""
+    if not found:
+        return None
+    kernels = [each.kernels for each in found if each.kernels is not None]
+    overlaps = [each.overlap for each in found if each.overlap is not None]
+    return GpuFigures(
+        any(each.emulated for each in found),
+        max(kernels, default=None),
+        max(overlaps, default=None),
+    )
 
 
 class _Director:
@@ -173,8 +337,11 @@ class _Director:
         self._pushed: Final[list[list[Pushed]]] = []
         self._received: Final[list[list[Received]]] = []
 
-    def run(self, warmup: int) -> PushRow:
-        """Carry all versions out; return the row of those after the warm-up."""
+    def run(self, warmup: int) -> Measured:
+        """Carry all versions out; return the row of those after the warm-up.
+
+        And what GPUs did, if there are any.
+        """
         self._open()
         for _ in range(self._job.versions):
             self._push()
@@ -182,7 +349,14 @@ class _Director:
         self._tell(everyone)
         kept: list[Kept] = self._hear(everyone)
         count = len(self._trainers)
-        return self._row(warmup, kept[:count], kept[count:])
+        return self._row(warmup, kept[:count], kept[count:]), self._figures(kept)
+
+    def _figures(self, kept: list[Kept]) -> GpuFigures | None:
+        if self._job.engine == "shm":
+            return None
+        kernels = [each.kernels for each in kept if each.kernels is not None]
+        emulated = any(each.emulated for each in kept)
+        return GpuFigures(emulated, max(kernels, default=None), None)
 
     def _open(self) -> None:
         job, start = self._job, self._started.start
@@ -229,6 +403,8 @@ class _Director:
             [max(r.visible for r in got) - _called(put) for put, got in rounds]
         )
         memcpy = Spread.of([put[0].copies.memcpy for put, _ in rounds])
+        torch = [put[0].copies.torch for put, _ in rounds]
+        copies = [seconds for seconds in torch if seconds is not None]
         nbytes = job.model.nbytes * job.replicas
         bandwidth = nbytes / visible.p50
         return PushRow(
@@ -244,7 +420,7 @@ class _Director:
             ),
             switched=Spread.of([max(r.switched for r in got) for _, got in rounds]),
             memcpy=memcpy,
-            torch=Spread.of([put[0].copies.torch for put, _ in rounds]),
+            torch=Spread.of(copies) if copies else None,
             bandwidth=bandwidth,
             ratio=bandwidth / (job.model.nbytes / memcpy.p50),
             trainer_gap=max(kept.gap for kept in trainers),

@@ -97,7 +97,8 @@ class Cut:
 class Held:
     """What one rank has of each tensor, resident: all, a part of the rows or columns.
 
-    ``row`` and ``column`` say which part of the cut; None is all.
+    ``row`` and ``column`` say which part of the cut; None is all. ``entries`` are on
+    ``device``, if there is one; values are made and compared on the CPU.
     """
 
     def __init__(
@@ -108,12 +109,15 @@ class Held:
         *,
         row: int | None = None,
         column: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._cut: Final = cut
         self._dtype: Final = dtype
         self._row: Final = row
         self._column: Final = column
+        self._device: Final = device
         self._tensors: Final[dict[str, Tensor]] = {}
+        self._copies: Final[list[Tensor]] = []
         self.entries: Final[dict[str, Tensor | Shard]] = {}
         for index, shape in enumerate(model.shapes):
             self._hold(f"layers.{index}.weight", shape)
@@ -122,6 +126,8 @@ class Held:
         """Write the bytes of a version."""
         for key, _, tile in self._tiles(self._tensors, self._dtype):
             tile.copy_(_values(tile, self._dtype, version, *key))
+        for copy, tensor in zip(self._copies, self._tensors.values(), strict=False):
+            copy.copy_(tensor)
 
     def verify(
         self, tensors: Mapping[str, Tensor], version: int, dtype: torch.dtype
@@ -131,6 +137,7 @@ class Held:
         Raises VerificationError.
         """
         verified = 0
+        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
         for key, name, tile in self._tiles(tensors, dtype):
             expected = _values(tile, dtype, version, *key).to(tile.dtype)
             what = f"version {version} of {name!r}, cell {key[1:3]}, tile {key[3]}"
@@ -145,6 +152,9 @@ class Held:
         memory = resident_tensor(rows * columns * self._dtype.itemsize)
         tensor = self._tensors[name] = memory.view(self._dtype).view(rows, columns)
         whole = (rows, columns) == shape
+        if self._device is not None:
+            tensor = tensor.to(self._device)
+            self._copies.append(tensor)
         self.entries[name] = (
             tensor if whole else Shard(tensor, global_shape=shape, offsets=(top, left))
         )

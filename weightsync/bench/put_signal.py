@@ -11,22 +11,35 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
-import weightsync.backend
-from weightsync.bench.memory import Memcpy, resident_tensor
-from weightsync.bench.patterns import fill, verify
-from weightsync.bench.results import PutResult, PutRow, Spread
+from weightsync.bench import besides
+from weightsync.bench.numbers import add_engine, add_runs
+from weightsync.bench.patterns import verify
+from weightsync.bench.places import place, variables
+from weightsync.bench.results import GpuFigures, PutResult, PutRow, Spread
 from weightsync.bench.runner import Line, Processes, RunError
+from weightsync.bench.units import format_size, parse_count, parse_size, parse_sizes
 from weightsync.window import Window
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+
+    from weightsync.announcing import EngineName
+    from weightsync.bench.besides import Besides
+    from weightsync.bench.places import Copying
+
+DESCRIPTION: Final = """\
+One put, its signal, and the wait for it: time one way, and bandwidth with several puts
+in flight. Between processes of a weightsync-shm group, or of weightsync-nccl2 on GPUs,
+where a broadcast by NCCL stands beside, the kernels that the puts launch are counted,
+and puts go on beside a computation."""
 
 SIZES: Final = (8, 64, *(256 << 2 * power for power in range(11)))
 """8 B to 256 MiB."""
@@ -86,6 +99,7 @@ class PutCase:
     ranks: int = 2
     repetitions: int = 100
     warmup: int = 20
+    engine: EngineName = "shm"
 
     def check(self) -> None:
         """Raise ValueError where it cannot be measured."""
@@ -115,6 +129,47 @@ class PutCase:
         return max(1, min(MAX_DEPTH, min(self.window, MAX_BURST) // size))
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    default = PutCase()
+    parser.set_defaults(make=_case)
+    parser.add_argument(
+        "--sizes",
+        type=parse_sizes,
+        default=default.sizes,
+        metavar="SIZE,...",
+        help="bytes of a put, as in 8,64KiB,1MiB (default: 8 B to 256 MiB)",
+    )
+    parser.add_argument(
+        "--window",
+        type=parse_size,
+        default=None,
+        metavar="SIZE",
+        help="bytes of each rank's window (default: enough for the sizes, at least "
+        f"{format_size(MAX_BURST)})",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=parse_count,
+        default=default.ranks,
+        metavar="N",
+        help="processes: one sends, the others receive (default: %(default)s)",
+    )
+    note = "; fewer for large sizes"
+    add_runs(parser, default.repetitions, default.warmup, note)
+    add_engine(parser)
+
+
+def _case(found: argparse.Namespace) -> list[Any]:
+    window: int | None = found.window
+    if window is None:
+        window = max(MAX_BURST, *found.sizes)
+    runs = found.repetitions, found.warmup
+    case = PutCase(found.sizes, window, found.ranks, *runs, found.engine)
+    case.check()
+    return [case]
+
+
 class Rank:
     """One rank: its window, and the memory that it puts from."""
 
@@ -122,18 +177,20 @@ class Rank:
         self.case: Final = case
         self.rank: Final = rank
         self.verified = 0
+        self.place: Final = place(case.engine, rank)
         dist.init_process_group(
-            weightsync.backend.SHM,
+            self.place.backend,
             store=dist.FileStore(store, case.ranks),
             rank=rank,
             world_size=case.ranks,
+            device_id=self.place.bound,
         )
         group = dist.group.WORLD
         if group is None:
             raise RunError("there is no process group")
-        self.window: Final = Window(group, Window.allocate(group, case.window))
+        memory, self.source = self.place.window(group, case.window)
+        self.window: Final = Window(group, memory)
         self.window.connect(range(case.ranks))
-        self.source: Final = resident_tensor(case.window)
 
     def close(self) -> None:
         """Leave, together with the others."""
@@ -155,25 +212,48 @@ class Rank:
         """Wait for the signals of ``peer``."""
         self.window.wait_signal(peer, signals, timeout=WAIT_SECONDS).wait()
 
+    def beside(self) -> Besides | None:
+        """Measure what stands beside puts between GPUs; None on CPUs."""
+        if self.case.engine == "shm":
+            return None
+        self.window.expose()
+        sizes = self.case.sizes
+        found = besides.find(self.source, sizes, self._burst, self.rank)
+        self.window.conceal()
+        return found
+
+    def _burst(self) -> None:
+        """One side of puts of the largest size to everybody."""
+        size = max(self.case.sizes)
+        if self.rank:
+            self.wait(0, self.case.depth(size))
+            return
+        parts = [(0, self.source[:size])] * self.case.depth(size)
+        for peer in range(1, self.case.ranks):
+            self.put(peer, parts)
+
     def prepare(self, phase: Phase, number: int, receiver: int) -> None:
         """Write what this repetition puts, and let the other put."""
         key = phase.key(number, self.rank, receiver)
-        fill(self.source[: phase.nbytes], *key)
+        self.place.fill(self.source[: phase.nbytes], *key)
         self.window.expose()
 
     def check(self, phase: Phase, number: int, sender: int) -> None:
         """Verify what has arrived in a repetition."""
         self.window.conceal()
         what = f"rank {self.rank}, {phase.nbytes} bytes from rank {sender}"
-        found = self.window.local[: phase.nbytes]
+        found = self.place.host(self.window.local[: phase.nbytes])
         verify(found, *phase.key(number, sender, self.rank), what=what)
         self.verified += phase.nbytes
 
 
-def send(_: Line, case: PutCase, store: str) -> tuple[int, list[Samples]]:
-    """Be rank 0; return the bytes verified, and what each phase took."""
+Sent = tuple[int, list[Samples], "Besides | None"]
+
+
+def send(_: Line, case: PutCase, store: str) -> Sent:
+    """Be rank 0; return the bytes verified, what each phase took, what is beside."""
     rank = Rank(case, 0, store)
-    copy = Memcpy(case.window)
+    copy = rank.place.copying(case.window)
     found: list[Samples] = []
     for phase in case.phases():
         samples = Samples([], [])
@@ -183,12 +263,13 @@ def send(_: Line, case: PutCase, store: str) -> tuple[int, list[Samples]]:
                 _repeat(rank, copy, phase, (number, peer), counted)
         found.append(samples)
     copy.close()
+    beside = rank.beside()
     rank.close()
-    return rank.verified, found
+    return rank.verified, found, beside
 
 
 def _repeat(
-    rank: Rank, copy: Memcpy, phase: Phase, which: tuple[int, int], samples: Samples
+    rank: Rank, copy: Copying, phase: Phase, which: tuple[int, int], samples: Samples
 ) -> None:
     """Play with one receiver and time the memcpy; which comes first alternates."""
     number, peer = which
@@ -202,7 +283,7 @@ def _repeat(
     rank.check(phase, number, peer)
 
 
-def _copy(rank: Rank, copy: Memcpy, phase: Phase) -> list[float]:
+def _copy(rank: Rank, copy: Copying, phase: Phase) -> list[float]:
     if phase.together:
         return [copy.seconds(rank.source[: phase.nbytes], phase.size)]
     return [copy.seconds(part, phase.size, at) for at, part in rank.pieces(phase)]
@@ -223,7 +304,7 @@ def _play(rank: Rank, phase: Phase, peer: int) -> list[float]:
 
 def receive(
     _: Line, case: PutCase, number_of_rank: int, store: str
-) -> tuple[int, None]:
+) -> tuple[int, None, None]:
     """Be a receiver; return the bytes verified."""
     rank = Rank(case, number_of_rank, store)
     for phase in case.phases():
@@ -236,15 +317,16 @@ def receive(
                 rank.wait(0, len(served))
                 rank.put(0, served)
             rank.check(phase, number, 0)
+    rank.beside()
     rank.close()
-    return rank.verified, None
+    return rank.verified, None, None
 
 
 def run(case: PutCase, *, timeout: float = 600.0) -> PutResult:
     """Measure; VerificationError where a byte is wrong."""
     with (
         TemporaryDirectory(prefix="weightsync-bench-") as folder,
-        Processes() as started,
+        Processes(variables(case.engine, case.ranks)) as started,
     ):
         store = str(Path(folder) / "store")
         children = [started.start("rank 0", send, case, store)]
@@ -253,19 +335,25 @@ def run(case: PutCase, *, timeout: float = 600.0) -> PutResult:
             for rank in range(1, case.ranks)
         ]
         said = started.gather(children, timeout)
-    verified = sum(nbytes for nbytes, _ in said)
-    found = dict(zip(case.phases(), said[0][1], strict=True))
-    rows = [_row(found, case, size) for size in case.sizes]
+    verified = sum(nbytes for nbytes, *_ in said)
+    _, samples, beside = said[0]
+    found = dict(zip(case.phases(), samples, strict=True))
+    rows = [_row(found, case, size, beside) for size in case.sizes]
     parameters = {
         "window": case.window,
         "ranks": case.ranks,
         "repetitions": case.repetitions,
         "warmup": case.warmup,
     }
-    return PutResult(parameters, verified, rows)
+    if beside is None:
+        return PutResult(parameters, verified, rows)
+    on = GpuFigures(beside.emulated, beside.kernels, beside.overlap)
+    return PutResult(parameters, verified, rows, on)
 
 
-def _row(found: dict[Phase, Samples], case: PutCase, size: int) -> PutRow:
+def _row(
+    found: dict[Phase, Samples], case: PutCase, size: int, beside: Besides | None
+) -> PutRow:
     of_size = {phase.together: phase for phase in found if phase.size == size}
     one = found[of_size[False]]
     # A size that fills the window is in flight alone.
@@ -285,4 +373,5 @@ def _row(found: dict[Phase, Samples], case: PutCase, size: int) -> PutRow:
         bandwidth=nbytes / burst.p50,
         memcpy_bandwidth=nbytes / memcpy_burst.p50,
         bandwidth_ratio=memcpy_burst.p50 / burst.p50,
+        broadcast=None if beside is None else Spread.of(beside.broadcasts[size]),
     )

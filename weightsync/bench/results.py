@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 """Changes when a field of the JSON changes its meaning."""
 
+EMULATED: Final = (
+    "THE GPUS ARE EMULATED: bytes are verified, but no time, bandwidth or ratio below "
+    "says anything of any GPU"
+)
+
 UNSTEADY: Final = 1.5
 """Largest ratio of p90 and p50 of the memcpy that still means something."""
 
@@ -43,9 +48,10 @@ class PutRow(msgspec.Struct, frozen=True, kw_only=True):
     """Put, signal and wait of one size.
 
     ``latency`` is one way of one put; ``burst`` one way of ``depth`` puts in flight.
-    ``memcpy`` and ``memcpy_burst`` copy the same bytes in as many calls. Bandwidths are
-    those of the burst, in bytes per second; ratios compare medians, 1 is as fast as
-    memcpy.
+    ``memcpy`` and ``memcpy_burst`` copy the same bytes in as many calls, on a GPU
+    within it. Bandwidths are those of the burst, in bytes per second; ratios compare
+    medians, 1 is as fast as memcpy. ``broadcast`` is one of NCCL to all ranks, and None
+    on CPUs.
     """
 
     size: int
@@ -58,6 +64,7 @@ class PutRow(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float
     memcpy_bandwidth: float
     bandwidth_ratio: float
+    broadcast: Spread | None = None
 
 
 class PushRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +73,12 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     ``visible``: seconds from the call of push until the last generator's receive has
     returned; ``returned``: until push has. ``switched`` is the part of a generator's
     switch. ``memcpy`` is one of the bytes that a replica receives, ``torch`` the same
-    with torch's ``copy_`` of each piece. ``ratio`` is 1 where the bytes become visible
-    as fast as that memcpy moves them. Gaps are the longest pauses of the callers' event
-    loops, warm-up included; ``collector_pause`` is the longest of Python's garbage
-    collector, a part of them. Rises are bytes of resident memory above the windows.
+    with torch's ``copy_`` of each piece, None on GPUs, where ``broadcast`` is one by
+    NCCL of the same bytes to all ranks, and the copy one within a GPU. ``ratio`` is 1
+    where the bytes become visible as fast as that memcpy moves them. Gaps are the
+    longest pauses of the callers' event loops, warm-up included; ``collector_pause`` is
+    the longest of Python's garbage collector, a part of them. Rises are bytes of
+    resident memory above the windows.
     ``verified`` is bytes compared on generators.
     """
 
@@ -83,7 +92,7 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     returned: Spread
     switched: Spread
     memcpy: Spread
-    torch: Spread
+    torch: Spread | None
     bandwidth: float
     ratio: float
     trainer_gap: float
@@ -92,6 +101,7 @@ class PushRow(msgspec.Struct, frozen=True, kw_only=True):
     trainer_rise: int
     generator_rise: int
     verified: int
+    broadcast: Spread | None = None
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,12 +223,27 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
     verified: int
 
 
+class GpuFigures(msgspec.Struct, frozen=True):
+    """What GPUs were doing; None is what could not be measured.
+
+    ``kernels`` that one burst of puts launched, or a push on the rank with most of
+    them. ``overlap``: seconds of a burst, or until a push is visible, beside a
+    computation that lasts longer, by those alone; 1 is undisturbed. ``emulated`` GPUs
+    are none: no time or ratio of the result means anything.
+    """
+
+    emulated: bool
+    kernels: int | None
+    overlap: float | None
+
+
 class PutResult(msgspec.Struct, frozen=True, tag="put-signal", tag_field="benchmark"):
     """One run of ``put-signal``; ``verified`` is bytes compared by all ranks."""
 
     parameters: dict[str, int]
     verified: int
     rows: list[PutRow]
+    gpu: GpuFigures | None = None
 
 
 class PushResult(msgspec.Struct, frozen=True, tag="push", tag_field="benchmark"):
@@ -233,6 +258,7 @@ class PushResult(msgspec.Struct, frozen=True, tag="push", tag_field="benchmark")
     rows: list[PushRow]
     small_factor: dict[str, float]
     layout: Literal["same", "rows", "columns"] = "same"
+    gpu: GpuFigures | None = None
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="plan", tag_field="benchmark"):
@@ -295,6 +321,12 @@ class Report(msgspec.Struct, frozen=True):
     warnings: list[str]
     results: list[Result]
     schema: int = SCHEMA
+
+
+def emulated(result: Result) -> list[str]:
+    """Say loudly where GPUs are none."""
+    gpu = result.gpu if isinstance(result, PutResult | PushResult) else None
+    return [EMULATED] if gpu is not None and gpu.emulated else []
 
 
 def unsteady(result: Result) -> list[str]:

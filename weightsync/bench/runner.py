@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import multiprocessing
+import os
 import time
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,9 +19,9 @@ from weightsync.bench.patterns import VerificationError
 from weightsync.errors import WeightSyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess
+    from multiprocessing.process import BaseProcess
     from typing import Self
 
     AnyConnection = Connection[Any, Any]
@@ -78,7 +79,7 @@ class Child:
     """A process that runs one function, plain or ``async``."""
 
     def __init__(
-        self, name: str, process: ForkServerProcess, connection: AnyConnection
+        self, name: str, process: BaseProcess, connection: AnyConnection
     ) -> None:
         self.name: Final = name
         self.connection: Final = connection
@@ -118,20 +119,28 @@ class Child:
 
 
 class Processes:
-    """The processes of one case: a context that leaves none behind."""
+    """The processes of one case: a context that leaves none behind.
 
-    def __init__(self) -> None:
-        # Forked from a server that has imported everything already and has no threads:
-        # as separate as spawned processes, and started in milliseconds.
-        self._context: Final = multiprocessing.get_context("forkserver")
-        preload = [
-            "torch",
-            "weightsync.bench.put_signal",
-            "weightsync.bench.push_ranks",
-            "weightsync.bench.plan_ranks",
-            "weightsync.bench.elastic_ranks",
-        ]
-        self._context.set_forkserver_preload(preload)
+    With ``variables`` of an environment of their own they begin anew; else they are
+    forked from a server that has imported everything already and has no threads, which
+    takes milliseconds.
+    """
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        forked = variables is None
+        self._variables: Final = dict(variables or {})
+        self._context: Final[Any] = multiprocessing.get_context(
+            "forkserver" if forked else "spawn"
+        )
+        if forked:
+            preload = [
+                "torch",
+                "weightsync.bench.put_signal",
+                "weightsync.bench.push_ranks",
+                "weightsync.bench.plan_ranks",
+                "weightsync.bench.elastic_ranks",
+            ]
+            self._context.set_forkserver_preload(preload)
         self._children: Final[list[Child]] = []
 
     def __enter__(self) -> Self:
@@ -149,7 +158,8 @@ class Processes:
         process = self._context.Process(
             target=_main, args=(theirs, function, args), name=name, daemon=True
         )
-        process.start()
+        with _environment(self._variables):
+            process.start()
         theirs.close()
         child = Child(name, process, mine)
         self._children.append(child)
@@ -169,3 +179,18 @@ class Processes:
                 if child.connection in ready:
                     said[child.name] = child.next()
         return [said[child.name] for child in children]
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Let processes that start now have these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,8 +1,7 @@
-"""Results as tables for people: with rich on a terminal, else as plain text."""
+"""Results as tables for people."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from weightsync.bench.results import (
@@ -15,45 +14,24 @@ from weightsync.bench.results import (
     PutResult,
     PutRow,
 )
+from weightsync.bench.table import Table
 from weightsync.bench.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import TextIO
+    from collections.abc import Callable
 
     from weightsync.bench.environment import Environment
     from weightsync.bench.results import (
         BackendRow,
         ElasticRow,
         EmulatorRow,
+        GpuFigures,
         PlanRow,
         PoolRow,
         PushRow,
         Result,
         Spread,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A title, the heads of the columns, the cells, and lines below."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    notes: list[str]
-
-    def plain(self) -> str:
-        """Align the columns with spaces."""
-        lines = [self.heads, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                cell.rjust(width) for cell, width in zip(line, widths, strict=True)
-            )
-            for line in lines
-        ]
-        return "\n".join([self.title, *text, *self.notes])
 
 
 def environment_lines(environment: Environment) -> list[str]:
@@ -73,54 +51,27 @@ def table(result: Result) -> Table:
     return make(result)
 
 
-def show(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> None:
-    """Write to a stream."""
-    if stream.isatty() and _show_rich(lines, tables, stream):
-        return
-    for line in lines:
-        print(line, file=stream)
-    for each in tables:
-        print(f"\n{each.plain()}", file=stream)
-
-
-def _show_rich(lines: Iterable[str], tables: Sequence[Table], stream: TextIO) -> bool:
-    """Write with rich; False where it is not installed."""
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.measure import Measurement
-        from rich.table import Table as RichTable
-    except ImportError:
-        return False
-    console = Console(file=stream, highlight=False)
-    unbounded = console.options.update(max_width=1000)
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-    for each in tables:
-        drawn = RichTable(
-            title=each.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
-        for head in each.heads:
-            drawn.add_column(head, justify="right", no_wrap=True)
-        for row in each.rows:
-            drawn.add_row(*row)
-        console.print()
-        if Measurement.get(console, unbounded, drawn).maximum > console.width:
-            # Cut or wrapped numbers are worse than long lines.
-            print(each.plain(), file=stream)
-            continue
-        console.print(drawn)
-        for note in each.notes:
-            console.print(note, markup=False, soft_wrap=True)
-    return True
+def _gpu_notes(found: GpuFigures | None, what: str) -> list[str]:
+    """Say what GPUs did meanwhile."""
+    if found is None or found.emulated:
+        return []
+    kernels = "were not counted" if found.kernels is None else f": {found.kernels}"
+    beside = "not measured" if found.overlap is None else f"{found.overlap:.2f}"
+    return [
+        "Memcpy: within one GPU, by its copy engine.",
+        f"Kernels launched for {what}{' ' * (found.kernels is None)}{kernels}.",
+        f"Beside a computation, by {what} alone: {beside}.",
+    ]
 
 
 def _put_table(result: PutResult) -> Table:
     heads = (
         *("size", "one way p50", "p99", "memcpy p50", "ratio"),
         *("in flight", "bandwidth", "memcpy", "ratio"),
+        *(("broadcast p50",) if result.gpu else ()),
     )
     notes = [
+        *_gpu_notes(result.gpu, "a burst"),
         "Ratio: 1 is as fast as a plain memcpy of the same bytes.",
         "In flight: the puts of the bandwidth figures.",
         f"{format_size(result.verified)} were compared and are right.",
@@ -140,19 +91,23 @@ def _put_cells(row: PutRow) -> tuple[str, ...]:
         format_rate(row.bandwidth),
         format_rate(row.memcpy_bandwidth),
         f"{row.bandwidth_ratio:.2f}",
+        *((format_seconds(row.broadcast.p50),) if row.broadcast else ()),
     )
 
 
 def _push_table(result: PushResult) -> Table:
     heads = (
         *("mode", "tensors", "bytes", "visible p50", "p99", "bandwidth"),
-        *("memcpy p50", "ratio", "torch p50"),
+        *("memcpy p50", "ratio", "broadcast p50" if result.gpu else "torch p50"),
         *("loop gap", "of it gc", "memory rise"),
     )
     notes = [
+        *_gpu_notes(result.gpu, "a push"),
         "Visible: from the call of push until receive has returned.",
         "Ratio: 1 is as fast as one memcpy of the same bytes.",
-        "Torch: the same by Tensor.copy_ into memory that is there, in one process.",
+        "Torch: the same by Tensor.copy_ into memory that is there, in one process."
+        if result.gpu is None
+        else "Broadcast: of the same bytes, by NCCL, to all of these ranks.",
         "Loop gap, memory rise above the window: the worse of trainer and generator.",
         "Of it gc: the longest pause that Python's garbage collector made.",
     ]
@@ -184,6 +139,7 @@ def _push_title(result: PushResult) -> str:
 
 
 def _push_cells(row: PushRow) -> tuple[str, ...]:
+    beside = row.torch or row.broadcast
     return (
         row.mode,
         str(row.tensors),
@@ -193,7 +149,7 @@ def _push_cells(row: PushRow) -> tuple[str, ...]:
         format_rate(row.bandwidth),
         format_seconds(row.memcpy.p50),
         f"{row.ratio:.2f}",
-        format_seconds(row.torch.p50),
+        format_seconds(beside.p50) if beside else "-",
         format_seconds(max(row.trainer_gap, row.generator_gap)),
         format_seconds(row.collector_pause),
         format_size(max(row.trainer_rise, row.generator_rise)),

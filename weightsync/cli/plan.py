@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from weightsync.bench.tables import show
+from weightsync.bench.table import show
 from weightsync.cli import picture, report
 from weightsync.cli.layouts import read_layout
 from weightsync.cli.models import read_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from weightsync.bench.tables import Table
+from weightsync.bench.table import Table
 from weightsync.bench.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
