@@ -84,7 +84,7 @@ python-test: install ## Run the Python tests
 	@scripts/python-test
 
 gpu: install ## Run the tests that need an NVIDIA GPU
-	@scripts/python-test tests/gpu -m gpu
+	@scripts/python-test tests/gpu tests/processes -m gpu
 
 conformance: install ## Run the conformance suite, also what is too slow for the CI
 	@scripts/python-test tests/conformance -m ''

@@ -7,11 +7,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/describe.h"
+#include "backend/nccl/bell.h"
 #include "backend/nccl/bootstrap.h"
 #include "backend/nccl/memory_nccl.h"
 #include "backend/nccl/options.h"
+#include "backend/nccl/pinned.h"
 #include "backend/nccl/process_group_nccl.h"
 #include "backend/nccl/raising.h"
+#include "backend/nccl/runs_nccl.h"
 #include "backend/nccl/trace.h"
 #include "backend/nccl/window_nccl.h"
 #include "backend/process_group_shm.h"
@@ -60,11 +63,38 @@ void translate(std::exception_ptr error) {
 }
 
 void bind_work(py::module_& module) {
-  py::class_<WorkShm, c10d::Work, Holder<WorkShm>>(
-      module, "WorkShm", py::release_gil_before_calling_cpp_dtor())
-      .def("fileno", &WorkShm::fileno, Unlocked(),
+  py::class_<WorkShm, c10d::Work, Holder<WorkShm>> work(
+      module, "WorkShm", py::release_gil_before_calling_cpp_dtor());
+  work.attr("can_be_given_up") = true;
+  work.def("fileno", &WorkShm::fileno, Unlocked(),
            "A descriptor that is readable once this work is finished.")
       .def("abort", &WorkShm::abort, Unlocked(), "Give the operation up.");
+}
+
+void bind_nccl_work(py::module_& module) {
+  py::class_<WorkNccl, c10d::Work, Holder<WorkNccl>>(
+      module, "WorkNccl", py::release_gil_before_calling_cpp_dtor())
+      .def("fileno", &WorkNccl::fileno, Unlocked(),
+           "A descriptor that is readable once this work is over.");
+  py::class_<Bell, std::shared_ptr<Bell>>(module, "Bell")
+      .def(py::init<>())
+      .def("fileno", &Bell::fileno)
+      .def("close", &Bell::close)
+      .def(
+          "ring_after",
+          [](const std::shared_ptr<Bell>& bell, std::int64_t stream, int device) {
+            Bell::ring_after(bell, c10::Stream::unpack3(
+                                       stream, static_cast<c10::DeviceIndex>(device),
+                                       c10::DeviceType::CUDA));
+          },
+          py::arg("stream"), py::arg("device"), Unlocked(),
+          "Ring when this stream, by its id, has done what it was given until now.");
+}
+
+void bind_copies(py::module_& module) {
+  module.def("copy_into", &copy_into, py::arg("memory"), py::arg("tensors"),
+             py::arg("runs"), Unlocked(),
+             "Copy runs of tensors into memory of their GPU, on the current stream.");
 }
 
 void bind_window(py::module_& module) {
@@ -170,6 +200,8 @@ void bind_nccl(py::module_& module) {
       .def_property_readonly(
           "nccl_version",
           [](const ProcessGroupNccl& group) { return group.library()->version_text(); })
+      .def_property_readonly("quarantined", &ProcessGroupNccl::quarantined,
+                             "After an abort: NCCL did not end, and is left to itself.")
       .def_property_readonly(
           "nccl_library",
           [](const ProcessGroupNccl& group) { return group.library()->path(); })
@@ -190,6 +222,8 @@ void bind_nccl(py::module_& module) {
             group.split_nothing();
           },
           py::arg("device"));
+  module.def("map_again", &map_nccl_tensor_again, py::arg("tensor"), Unlocked(),
+             "The same memory of NCCL at one more address.");
   module.def(
       "find_nccl",
       [](const std::string& path) {
@@ -199,6 +233,15 @@ void bind_nccl(py::module_& module) {
       },
       py::arg("library") = "", Unlocked(),
       "The version of the NCCL that groups with this option use, and its file.");
+}
+
+void bind_pinned(py::module_& module) {
+  py::class_<PinnedMemory>(module, "PinnedMemory")
+      .def(py::init<at::Tensor>(), py::arg("memory"), Unlocked(),
+           "Pin bytes of the host.")
+      .def("copy_in", &PinnedMemory::copy_in, py::arg("tensors"), py::arg("runs"),
+           Unlocked(), "Copy runs of tensors on a GPU into it, on the current stream.")
+      .def("close", &PinnedMemory::close, Unlocked(), "Unpin.");
 }
 
 void bind_trace(py::module_& module) {
@@ -222,10 +265,13 @@ PYBIND11_MODULE(_C, module) {
       std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
   py::register_exception_translator(&translate);
   bind_work(module);
+  bind_nccl_work(module);
+  bind_copies(module);
   bind_window(module);
   bind_nccl_window(module);
   bind_process_group(module);
   bind_nccl(module);
+  bind_pinned(module);
   bind_trace(module);
   module.def("describe", &describe, py::arg("tensors"),
              "Everything about these tensors that a layout depends on, as bytes: equal "

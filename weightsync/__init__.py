@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         TrainerMember,
     )
     from weightsync.observer import Observer
+    from weightsync.operation import Operation
     from weightsync.stats import PushReport, ReplicaReport, Update
     from weightsync.transport import Generator, Trainer
-    from weightsync.window import Operation, Window
+    from weightsync.window import Window
 
 __all__ = [
     "ClosedError",
@@ -77,7 +78,7 @@ _HOMES: Final = {
     "Membership": "membership",
     "MembershipEvent": "membership",
     "Observer": "observer",
-    "Operation": "window",
+    "Operation": "operation",
     "Proposal": "membership",
     "PushReport": "stats",
     "ReplicaMember": "membership",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from weightsync.errors import PlanError, ProtocolError, WeightSyncError
+from weightsync.errors import OtherStartError, PlanError, ProtocolError, WeightSyncError
 from weightsync.messages import Ended, Fault, Leaving, Manifests
 from weightsync.together import validate_together
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from weightsync.hellos import TrainerHello
     from weightsync.peer import Conversations, MessageStream, Peer
-    from weightsync.spec import Manifest
 
 MANIFEST_SECONDS: Final = 30.0
 """How long a peer may take to send its manifests after its hello."""
@@ -41,26 +40,36 @@ async def admitting(peer: Peer, stream: MessageStream) -> AsyncGenerator[None]:
 
 
 def check_alike(hello: TrainerHello, leader: TrainerHello) -> None:
-    """Check that a trainer rank was started like rank 0; PlanError where it was not."""
+    """Check that a trainer rank was started like rank 0.
+
+    PlanError where it was not; OtherStartError for a later epoch than the leader's.
+    """
     for option in ("epoch", "replay", "admit"):
         mine, theirs = getattr(leader, option), getattr(hello, option)
         if mine != theirs:
+            later = option == "epoch" and (hello.epoch or 0) > (leader.epoch or 0)
+            kind = OtherStartError if later else PlanError
             message = (
                 f"trainer rank {hello.rank} was started with {option}={theirs!r}, and "
                 f"rank 0 with {option}={mine!r}: all ranks need the same"
             )
-            raise PlanError(message)
+            raise kind(message)
 
 
-async def manifests(stream: MessageStream, count: int) -> tuple[Manifest, ...]:
-    """Return the manifests that follow a hello; ProtocolError for anything else."""
+async def manifests(stream: MessageStream, count: int, handles: int = 0) -> Manifests:
+    """Return the manifests, and so many handles, that follow a hello.
+
+    ProtocolError for anything else.
+    """
     message: Any = None
     with anyio.move_on_after(MANIFEST_SECONDS):
         message = await stream.receive()
     if not isinstance(message, Manifests) or len(message.together.ranks) != count:
         raise ProtocolError(f"{stream.peer} did not send {count} manifests")
+    if {len(message.handles), len(message.segments)} != {handles}:
+        raise ProtocolError(f"{stream.peer} did not send {handles} handles")
     validate_together(message.together)
-    return message.together.manifests
+    return message
 
 
 async def converse(

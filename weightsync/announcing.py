@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-EngineName = Literal["shm", "nccl"]
+EngineName = Literal["shm", "nccl", "torch-nccl2"]
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weightsync.announcing import AllPut
     from weightsync.link import GeneratorLink, Prepared
     from weightsync.messages import Discard, Expect
-    from weightsync.window import Operation
+    from weightsync.operation import Operation
 
 
 class Arrival:

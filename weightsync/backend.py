@@ -54,6 +54,7 @@ describe = _C.describe
 first_unwritable = _C.first_unwritable
 repoint = _C.repoint
 find_nccl = _C.find_nccl
+map_again = _C.map_again
 
 
 def _check_torch() -> None:
@@ -115,6 +116,14 @@ def create_nccl(
     group = _C.ProcessGroupNccl(store, rank, size, mine)
     _end_with_process(group)
     return group
+
+
+def pin(memory: torch.Tensor) -> _C.PinnedMemory:
+    """Pin bytes of the host, so that a GPU copies into them by itself. Close it.
+
+    Raises WeightSyncError where CUDA refuses.
+    """
+    return _C.PinnedMemory(memory)
 
 
 def _end_with_process(group: _C.ProcessGroupShm | _C.ProcessGroupNccl) -> None:

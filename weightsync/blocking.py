@@ -103,10 +103,12 @@ class Trainer(_Blocking[TrainerSession]):
         epoch: int | None = None,
         replay: bool = False,
         admit: Admit = "all",
-        engine: Literal["shm", "nccl"] | None = None,
+        engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
+        staging_bytes: int | None = None,
     ) -> None:
         place = address, rank, world_size, job, timeout, lease
-        super().__init__(trainer_core(*place, epoch, replay, admit, engine), timeout)
+        chosen = epoch, replay, admit, engine, staging_bytes
+        super().__init__(trainer_core(*place, *chosen), timeout)
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -183,7 +185,8 @@ class Generator(_Blocking[GeneratorSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
-        engine: Literal["shm", "nccl"] | None = None,
+        engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
         core, self._tensors = generator_core(
             address,
@@ -197,6 +200,7 @@ class Generator(_Blocking[GeneratorSession]):
             timeout,
             lease,
             engine,
+            segment_bytes,
         )
         super().__init__(core, timeout)
 

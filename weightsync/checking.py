@@ -131,7 +131,7 @@ class Checks:
         """What a push that fits the replica amounts to."""
         key = layout.digest, terms.partial, terms.cast
         if not replica.fits.use(key):
-            converts = terms.cast and replica.engine != "nccl"
+            converts = terms.cast and replica.engine == "shm"
             try:
                 fit = self._fit_of_another(replica, key) or check(
                     layout.manifests,
@@ -143,14 +143,16 @@ class Checks:
             except DtypeError as error:
                 if converts == terms.cast:
                     raise
-                message = f"engine 'nccl' does not convert dtypes yet: {error}"
+                message = (
+                    f"engine {replica.engine!r} does not convert dtypes yet: {error}"
+                )
                 raise UnsupportedError(message) from error
             replica.fits.put(key, fit)
         return replica.fits[key]
 
     def _fit_of_another(self, replica: Replica, key: FitKey) -> Fit | None:
         """What was found for a replica that holds the same, as most of a pool do."""
-        for other in self._members.active:
+        for other in self._members.replicas.values():
             if key in other.fits and hold_alike(other.manifests, replica.manifests):
                 return other.fits[key]
         return None

@@ -15,10 +15,10 @@ from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PlanError
 from weightsync.layout import register
 from weightsync.observing import ObserverSession
+from weightsync.place import Place
 from weightsync.rejoining import GeneratorSession
 from weightsync.runtime import Runtime
 from weightsync.session import (
-    Place,
     Session,
     TrainerSession,
     check_timeout,
@@ -122,13 +122,14 @@ def trainer_core(  # noqa: PLR0913, PLR0917 -- what Trainer is given, handed on.
     replay: bool,
     admit: Admit,
     engine: str | None,
+    staging_bytes: int | None,
 ) -> Core[TrainerSession]:
     """Build the core of a Trainer; see there."""
     place = _place(address, rank, world_size, job, timeout, lease)
     place = replace(place, epoch=check_epoch(epoch))
     if admit not in {"all", "proposed"}:
         raise PlanError(f"admit is 'all' or 'proposed', not {admit!r}")
-    engines = Engines(checked(engine))
+    engines = Engines(checked(engine), staging_bytes)
     name = f"trainer rank {place.rank} of {place.world_size}"
 
     def make(runtime: Runtime) -> TrainerSession:
@@ -164,6 +165,7 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
     timeout: float,
     lease: float,
     engine: str | None,
+    segment_bytes: int | None,
 ) -> _Joined:
     """Build the core of a Generator; see there."""
     place = _place(address, rank, world_size, job, timeout, lease)
@@ -175,7 +177,7 @@ def generator_core(  # noqa: PLR0913, PLR0917 -- what Generator is given, handed
     mirrored = chosen is not Mode.STAGED
     registered = register(state_dict, names=names, mirrored=mirrored)
     device = device_of(registered.tensors, registered.labels, checked(engine))
-    chosen_engine = engine_on(device)
+    chosen_engine = engine_on(device, checked(engine), segment=segment_bytes)
     chosen_engine.note()
     check_mode(chosen, registered)
     check_writable(registered)

@@ -1,4 +1,4 @@
-"""The messages of elastic pools: what trainer ranks keep, and who is to be in."""
+"""The messages of elastic pools: what is kept, who is to be in, and who is silent."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ class Kept(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     push: Annotated[int, Meta(ge=0)]
 
 
+class Quiet(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A hub to the leader: this rank has been silent for longest, for so many seconds.
+
+    Without a rank: all have given signs of life as they should.
+    """
+
+    rank: Annotated[int, Meta(ge=0)] | None = None
+    silent: float = 0.0
+    lease: float | None = None
+
+
 class Propose(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A trainer rank or an observer to the leader: let these replicas be the pool.
 
@@ -35,3 +46,10 @@ class Propose(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
     number: int
     names: Names | None
+
+
+class LeftBehind(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A trainer rank to the leader: my end of a link to this replica is set apart."""
+
+    replica: Name
+    reason: str

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.announcing import EngineName
+    from weightsync.errors import PlanError
+    from weightsync.operation import Operation
     from weightsync.plan import Cast, Run
-    from weightsync.window import Operation
+    from weightsync.slots import Slots
 
 ResultT = TypeVar("ResultT")
+
+LOOPBACK: Final = "127.0.0.1"
 
 TRAINER_WINDOW: Final = 64
 """Bytes of a trainer rank's window: nobody puts into it, but every rank has one."""
@@ -50,9 +54,12 @@ class Goods(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A trainer rank's part of a link: its window, and what its transfers need."""
+    """A trainer rank's part of a link: its memory for each segment of those windows.
 
-    window: Tensor
+    And what its transfers need.
+    """
+
+    memory: Sequence[Tensor]
     scratch: Any
 
 
@@ -62,20 +69,46 @@ class Engine(ABC):
     name: ClassVar[EngineName]
     device: torch.device
 
+    segment: int = 0
+    """The most bytes of a segment of a window; 0 where a window is one in any case."""
+
+    refusal: PlanError | None = None
+    """Why the last link had no share in the budget of this rank."""
+
+    host: str = LOOPBACK
+    """The interface on which the ranks of a link may reach this one to meet."""
+
     announced: ClassVar[bool]
     """Whether a wait for signals begins only when all of them are known to be sent."""
 
     @abstractmethod
-    def group(self) -> Any:
-        """Make a process group for one link, which has no members yet."""
+    def group(self, *, first: bool) -> Any:
+        """Make a process group for one link, which has no members yet.
+
+        One of them is to be the ``first``.
+        """
+
+    def window(self, group: Any, memory: Tensor) -> Window:
+        """Make the window of a group that is formed, as all its ranks do. Blocks."""
+        return Window(group, memory)
 
     @abstractmethod
     def memory(self, group: Any, nbytes: int) -> Tensor:
-        """Allocate the window of a generator rank, zeroed. Blocks."""
+        """Allocate a segment of the window of a generator rank, zeroed. Blocks.
+
+        Raises WeightSyncError where there is not enough memory.
+        """
 
     @abstractmethod
-    def share(self, group: Any, largest: int) -> Share:
-        """Return the share of a trainer rank that puts into such large windows."""
+    def share(self, group: Any, slots: Sequence[Slots]) -> Share:
+        """Return the share of a trainer rank that puts into such windows.
+
+        Raises PlanError where its budget is too small for that.
+        """
+
+    @abstractmethod
+    def filling(self, group: Any, count: int) -> Sequence[Tensor]:
+        """Return memory of a generator rank for segments that only others have."""
 
     @abstractmethod
     def here(self) -> AbstractContextManager[None]:
@@ -153,7 +186,11 @@ class ShmEngine(Engine):
     device = torch.device("cpu")
     announced = False
 
-    def group(self) -> Any:
+    def group(
+        self,
+        *,
+        first: bool,  # noqa: ARG002 -- they are all alike.
+    ) -> Any:
         """See ``Engine``."""
         return create_shm(None, enable_reconfigure=True)
 
@@ -164,10 +201,14 @@ class ShmEngine(Engine):
     def share(
         self,
         group: Any,
-        largest: int,  # noqa: ARG002 -- it matters to NCCL only.
+        slots: Sequence[Slots],  # noqa: ARG002 -- they matter to NCCL only.
     ) -> Share:
         """See ``Engine``; nobody puts into the window."""
-        return Share(Window.allocate(group, TRAINER_WINDOW), Scratch())
+        return Share([Window.allocate(group, TRAINER_WINDOW)], Scratch())
+
+    def filling(self, group: Any, count: int) -> Sequence[Tensor]:
+        """See ``Engine``: windows are one segment each."""
+        return [Window.allocate(group, TRAINER_WINDOW) for _ in range(count)]
 
     def here(self) -> AbstractContextManager[None]:
         """See ``Engine``."""

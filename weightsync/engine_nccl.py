@@ -8,43 +8,57 @@ nothing ends one that is not.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import anyio
 import torch
-from torch.distributed import HashStore
 
 from weightsync.backend import create_nccl
+from weightsync.budget import SEGMENT_BYTES, Budget
 from weightsync.engine import Engine, Share
-from weightsync.errors import UnsupportedError
-from weightsync.packing import CHUNK_BYTES, count_puts, pack
+from weightsync.errors import PlanError, UnsupportedError
+from weightsync.filling import Filler
+from weightsync.lane import Lane, as_ours, new_stream
+from weightsync.packing import count_puts, pack
 from weightsync.runtime import in_thread
 from weightsync.sending import Parcel
-from weightsync.staging import CHUNKS, StagedSending, Staging, as_ours
+from weightsync.staging import StagedSending, Staging
+from weightsync.store import serve_store
 from weightsync.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
 
+    from weightsync.announcing import EngineName
     from weightsync.engine import Goods, ResultT
+    from weightsync.operation import Operation
     from weightsync.plan import Run
     from weightsync.sending import Sending
-    from weightsync.window import Operation
+    from weightsync.slots import Slots
 
 WAIT_SECONDS: Final = 30.0
 """Limit for an operation whose signals are known to be sent. It ends the link."""
+
+_AT_ONCE: Final = 0.001
 
 
 class NcclEngine(Engine):
     """NCCL on one device. Raises UnsupportedError where there is none."""
 
-    name = "nccl"
+    name: ClassVar[EngineName] = "nccl"
     announced = True
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        *,
+        segment: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedError("engine 'nccl' needs a GPU, and there is none")
         number = torch.cuda.current_device() if device is None else device.index
@@ -52,29 +66,70 @@ class NcclEngine(Engine):
         self._lock: Final = threading.Lock()
         self._allocating: Final = threading.Lock()
         self._staging: Staging | None = None
+        self._filler: Filler | None = None
+        self._budget: Final = budget or Budget(None)
+        self.segment = SEGMENT_BYTES if segment is None else segment
         self._noted: dict[int, Any] = {}
-        self._streams: list[torch.cuda.Stream] = []
+        self._lanes: list[Lane] = []
 
-    def group(self) -> Any:
-        """See ``Engine``."""
-        return create_nccl(HashStore(), enable_reconfigure=True)
+    def group(
+        self,
+        *,
+        first: bool,  # noqa: ARG002 -- they are all alike.
+    ) -> Any:
+        """See ``Engine``: with a store of its own, where the others meet its first."""
+        store = serve_store(self.host, WAIT_SECONDS)
+        return create_nccl(store, enable_reconfigure=True)
 
     def memory(self, group: Any, nbytes: int) -> Tensor:
         """See ``Engine``."""
-        with self.here():
-            return Window.allocate(group, nbytes, device=self.device)
+        try:
+            with self.here():
+                return self._allocate(group, nbytes)
+        except torch.OutOfMemoryError as error:
+            raise as_ours(error) from error
 
-    def share(self, group: Any, largest: int) -> Share:
-        """See ``Engine``: the staging memory, which all links share.
+    def _allocate(self, group: Any, nbytes: int) -> Tensor:
+        return Window.allocate(group, nbytes, device=self.device)
 
-        NCCL refuses a put beyond what the rank that puts has registered itself, so it
-        is as large as the largest window that a link puts into.
+    def share(self, group: Any, slots: Sequence[Slots]) -> Share:
+        """See ``Engine``: memory that all links share.
+
+        Chunks for the first segments, which are small. For each other one NCCL wants as
+        much of this rank as it has, although nobody puts there: that is a filler.
         """
-        nbytes = max(largest, CHUNKS * CHUNK_BYTES)
+        windows = [one.segments for one in slots]
+        count = max([len(window.starts) for window in windows], default=1)
+        first = max([window.sizes[0] for window in windows], default=0)
+        others = [size for window in windows for size in window.sizes[1:]]
+        largest = max(others, default=0)
         with self._allocating:
-            if self._staging is None or self._staging.memory.numel() < nbytes:
-                self._staging = Staging(self.memory(group, nbytes))
-            return Share(self._staging.memory, self._staging)
+            try:
+                self._budget.check(largest)
+                nbytes = self._budget.chunks(first, cut=count > 1)
+            except PlanError as error:
+                self.refusal = error
+                raise
+            staging = self._chunks(group, nbytes)
+            fillers = self._filled(group, largest, count - 1)
+            self.refusal = None
+        return Share([staging.memory, *fillers], staging)
+
+    def filling(self, group: Any, count: int) -> Sequence[Tensor]:
+        """See ``Engine``."""
+        return Filler(self.memory(group, 1)).tensors(count) if count else ()
+
+    def _chunks(self, group: Any, nbytes: int) -> Staging:
+        if self._staging is None or self._staging.memory.numel() < nbytes:
+            self._staging = Staging(self.memory(group, nbytes))
+        return self._staging
+
+    def _filled(self, group: Any, nbytes: int, count: int) -> Sequence[Tensor]:
+        if not count:
+            return ()
+        if self._filler is None or self._filler.memory.numel() < nbytes:
+            self._filler = Filler(self.memory(group, self._budget.take(nbytes)))
+        return self._filler.tensors(count)
 
     @contextmanager
     def here(self) -> Generator[None]:
@@ -85,23 +140,32 @@ class NcclEngine(Engine):
     @contextmanager
     def ordered(self, after: Any) -> Generator[None]:
         """See ``Engine``."""
-        with torch.cuda.device(self.device), self._stream() as stream:
-            for event in after or ():
-                stream.wait_event(event)
-            yield
+        with torch.cuda.device(self.device):
+            lane = self._take()
+            lane.follow(after or ())
+            try:
+                with torch.cuda.stream(lane.stream):
+                    yield
+            finally:
+                lane.stream.synchronize()
+                self._lanes.append(lane)
 
-    @contextmanager
-    def _stream(self) -> Generator[torch.cuda.Stream]:
-        """Use a stream that nobody else does: as many are made as are used at once."""
-        with self._lock:
-            stream = self._streams.pop() if self._streams else _new_stream()
+    @asynccontextmanager
+    async def lane(self) -> AsyncGenerator[Lane]:
+        """Lend a lane; it is idle when it is given back."""
+        lane = self._take()
         try:
-            with torch.cuda.stream(stream):
-                yield stream
+            yield lane
         finally:
-            stream.synchronize()
-            with self._lock:
-                self._streams.append(stream)
+            await lane.idle()
+            self._lanes.append(lane)
+
+    def _take(self) -> Lane:
+        """Take a lane that nobody has: as many are made as are used at once."""
+        with suppress(IndexError):
+            return self._lanes.pop()
+        with torch.cuda.device(self.device):
+            return Lane(new_stream())
 
     def puts(self, runs: Sequence[Run]) -> int:
         """See ``Engine``."""
@@ -126,20 +190,15 @@ class NcclEngine(Engine):
 
     async def call(self, function: Callable[..., ResultT], *args: object) -> ResultT:
         """See ``Engine``."""
+        async with self.lane() as lane:
+            return await lane.run(function, *args)
 
-        def on_device() -> ResultT:
-            """Call it with the device chosen, and wait for what it enqueued."""
-            try:
-                with self.here():
-                    return function(*args)
-            except (RuntimeError, ValueError) as error:
-                raise as_ours(error) from error
-
-        return await in_thread(on_device)
-
-    def finished(self, operation: Operation) -> Awaitable[None]:
+    async def finished(self, operation: Operation) -> None:
         """See ``Engine``."""
-        return in_thread(operation.wait, WAIT_SECONDS)
+        with anyio.move_on_after(WAIT_SECONDS):
+            await operation
+            return
+        await in_thread(operation.wait, _AT_ONCE)  # raises, and ends the link
 
     def give_up(self, operation: Operation) -> None:
         """See ``Engine``: it is satisfied, and cannot be given up."""
@@ -166,11 +225,8 @@ class NcclEngine(Engine):
 
     async def settled(self) -> None:
         """See ``Engine``."""
-        await in_thread(self._settle)
-
-    def _settle(self) -> None:
-        with self.ordered(self.noted()):
-            pass  # it ends when its stream has done what comes before
+        async with self.lane() as lane:
+            lane.follow(self.noted())  # it is idle when all that is done
 
     async def copy_in(
         self, window: Window, tensors: Sequence[Tensor], runs: Tensor
@@ -184,7 +240,3 @@ class NcclEngine(Engine):
     ) -> bool:
         """See ``Engine``: all of them, by torch, whatever becomes of the link."""
         return True
-
-
-def _new_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call] # of torch

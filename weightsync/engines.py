@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from weightsync.engine import ShmEngine
+from weightsync.budget import LEAST_SEGMENT, Budget
+from weightsync.engine import LOOPBACK, ShmEngine
 from weightsync.engine_nccl import NcclEngine
+from weightsync.engine_torch import TorchNcclEngine
 from weightsync.errors import PlanError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -20,18 +22,22 @@ if TYPE_CHECKING:
     from weightsync.engine import Engine
     from weightsync.replica import Replica
 
-_DEVICES: Final[Mapping[str, str]] = {"shm": "cpu", "nccl": "cuda"}
-_KINDS: Final[Mapping[str, EngineName]] = {"cpu": "shm", "cuda": "nccl"}
+_DEVICES: Final[Mapping[EngineName, str]] = {
+    "shm": "cpu",
+    "nccl": "cuda",
+    "torch-nccl2": "cuda",
+}
 
 
 def checked(engine: str | None) -> EngineName | None:
     """Return an engine's name; PlanError for what is none."""
     if engine is None:
         return None
-    if engine not in _DEVICES:
-        known = " or ".join(map(repr, _DEVICES))
-        raise PlanError(f"engine is {known} or None, not {engine!r}")
-    return _KINDS[_DEVICES[engine]]
+    for known in _DEVICES:
+        if engine == known:
+            return known
+    names = ", ".join(map(repr, _DEVICES))
+    raise PlanError(f"engine is one of {names} or None, not {engine!r}")
 
 
 def device_of(
@@ -55,9 +61,26 @@ def device_of(
     return device
 
 
-def engine_on(device: torch.device) -> Engine:
-    """Make the engine of a device."""
-    return ShmEngine() if device.type == "cpu" else NcclEngine(device)
+def engine_on(
+    device: torch.device | None,
+    name: EngineName | None = None,
+    *,
+    segment: int | None = None,
+    budget: Budget | None = None,
+) -> Engine:
+    """Make the engine of a device: of this name, or the usual one.
+
+    With segments of so many bytes where it has some, and a budget for transfers. Raises
+    PlanError for segments that are too small, UnsupportedError where the engine cannot
+    be used.
+    """
+    if segment is not None and segment < LEAST_SEGMENT:
+        raise PlanError(f"segment_bytes={segment}: {LEAST_SEGMENT} are the least")
+    if name == "torch-nccl2":
+        return TorchNcclEngine(device, budget=budget)
+    if name == "shm" or (device is not None and device.type == "cpu"):
+        return ShmEngine()
+    return NcclEngine(device, segment=segment, budget=budget)
 
 
 def _current_device() -> torch.device | None:
@@ -72,34 +95,50 @@ def _current_device() -> torch.device | None:
 class Engines:
     """The engine of a trainer rank: as it was told, or as the first replica has it.
 
-    On a GPU it is the device that is current where the trainer is made.
+    On a GPU it is the device that is current where the trainer is made, and ``staging``
+    bytes bound its memory for transfers; PlanError where these are too few. ``host`` is
+    that of the engine.
     """
 
-    def __init__(self, name: EngineName | None) -> None:
+    def __init__(self, name: EngineName | None, staging: int | None = None) -> None:
         self.name: Final = name
+        self.host = LOOPBACK
+        self._budget: Final = Budget(staging)
         self._lock: Final = threading.Lock()
         self._engine: Engine | None = None
-        if name == "nccl" and not torch.cuda.is_available():
-            raise UnsupportedError("engine 'nccl' needs a GPU, and there is none")
+        if name not in {None, "shm"} and not torch.cuda.is_available():
+            raise UnsupportedError(f"engine {name!r} needs a GPU, and there is none")
         self._device: Final = None if name == "shm" else _current_device()
 
     def get(self, name: EngineName) -> Engine:
         """Return the engine of this name. Raises PlanError, UnsupportedError."""
         with self._lock:
             if self._engine is None or self._engine.name != name:
-                self._engine = (
-                    ShmEngine() if name == "shm" else NcclEngine(self._device)
-                )
+                self._engine = engine_on(self._device, name, budget=self._budget)
+                self._engine.host = self.host
             return self._engine
 
     def mark(self) -> object:
-        """Return what the caller gave the device to do until now."""
-        return None if self._engine is None else self._engine.mark()
+        """Return what the caller gave the device to do until now.
+
+        Also where no replica has said yet which engine it is: one may come meanwhile.
+        """
+        if self._engine is not None:
+            return self._engine.mark()
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # of torch
+        if self._device is None or not begun:
+            return None
+        return (torch.cuda.current_stream(self._device).record_event(),)
 
     def ordered(self, after: object) -> AbstractContextManager[None]:
         """Let this thread work on the device, after a mark."""
-        engine = None if after is None else self._engine
+        engine = self._engine
         return nullcontext() if engine is None else engine.ordered(after)
+
+    def check_budget(self) -> None:
+        """Raise the PlanError of the last replica, if the budget was too small."""
+        if self._engine is not None and self._engine.refusal is not None:
+            raise self._engine.refusal
 
     def check(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """Raise PlanError for tensors that the engine in use cannot put."""

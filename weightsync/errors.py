@@ -41,6 +41,10 @@ class PlanError(WeightSyncError, ValueError):
     """What was given does not fit: names, shapes, dtypes, values, versions."""
 
 
+class OtherStartError(PlanError):
+    """Refused by what may be left of a former start; its own rank 0 may still come."""
+
+
 class DtypeError(PlanError, TypeError):
     """A dtype differs, or a value is not a tensor that can be moved as bytes."""
 
@@ -69,6 +73,7 @@ class RemoteFault:
             FencedError,
             TimedOutError,
             PlanError,
+            OtherStartError,
             DtypeError,
             EpochError,
             ProtocolError,

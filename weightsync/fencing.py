@@ -11,12 +11,18 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import msgspec
 
 from weightsync.channel import Endpoint, connect
-from weightsync.errors import FencedError, PlanError, WeightSyncError
+from weightsync.errors import (
+    FencedError,
+    OtherStartError,
+    PlanError,
+    WeightSyncError,
+)
 from weightsync.hellos import Superseded
-from weightsync.messages import ToObserver
+from weightsync.messages import Ended, ToObserver
 from weightsync.runtime import in_thread_for
 
 if TYPE_CHECKING:
@@ -63,21 +69,32 @@ class Fence:
         )
 
 
-async def supersede(endpoint: Endpoint, term: int) -> None:
-    """Tell the leader of a former term, if it can hear, that this one has begun."""
+async def supersede(endpoint: Endpoint, term: int) -> WeightSyncError | None:
+    """Tell a former leader or hub, if it can hear, that this one has begun.
+
+    Returns why it does not give way, where it says so.
+    """
     body = _encode(Superseded(term))
-    with suppress(WeightSyncError):
+    with suppress(WeightSyncError), anyio.move_on_after(2 * TELL_SECONDS):
         channel = await connect(
-            endpoint, body, ToObserver, timeout=TELL_SECONDS, peer="the former leader"
+            endpoint, body, ToObserver, timeout=TELL_SECONDS, peer="the former one"
         )
-        await channel.aclose()
+        async with channel:
+            answer = await channel.receive()
+            if isinstance(answer, Ended) and answer.fault is not None:
+                return answer.fault.error()
+    return None
 
 
 def incarnation() -> str:
     """Which start of its processes this one belongs to, as its launcher says.
 
-    torchrun names a run and counts its restarts. Where nothing says so, it is "".
+    torchrun names a run and counts its restarts; others may set
+    ``WEIGHTSYNC_INCARNATION``. Where nothing says so, it is "".
     """
+    given = os.environ.get("WEIGHTSYNC_INCARNATION", "")
+    if given:
+        return given[:256]
     run, count = (
         os.environ.get(f"TORCHELASTIC_{name}", "")
         for name in ("RUN_ID", "RESTART_COUNT")
@@ -86,10 +103,26 @@ def incarnation() -> str:
 
 
 def check_incarnation(who: str, theirs: str, zero: str) -> None:
-    """Raise PlanError where a rank is of another start than rank 0, this process."""
+    """Raise PlanError where a rank is of another start than rank 0, this process.
+
+    OtherStartError where that start is not known to be a former one.
+    """
     mine = incarnation()
     if theirs != mine:
-        raise PlanError(
+        kind = PlanError if _is_former(theirs, mine) else OtherStartError
+        raise kind(
             f"{who} belongs to another start of its job: its incarnation (run and "
             f"restart count of torchrun) is {theirs!r}, that of {zero} is {mine!r}"
         )
+
+
+def _is_former(theirs: str, mine: str) -> bool:
+    """Whether one incarnation is known to be before another of the same run."""
+    (run, before), (same, count) = _run_and_count(theirs), _run_and_count(mine)
+    return run == same and before < count
+
+
+def _run_and_count(incarnation: str) -> tuple[str, int]:
+    """Take an incarnation of torchrun apart; any other one counts nothing."""
+    run, _, count = incarnation.rpartition("#")
+    return (run, int(count)) if count.isdecimal() else (incarnation, 0)

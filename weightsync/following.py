@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightsync.peer import Peer
+
+ABSENT_SECONDS: Final = 1.0
+"""How long a call that is out of time already may take to learn who is absent."""
 
 
 class Following:
@@ -49,6 +53,14 @@ class Following:
         Raises TimedOutError, or why there will be no answer.
         """
         return await self._request(AskMembership, timeout)
+
+    async def absent(self) -> str:
+        """Say who is not in the pool, for a message; empty where that is not known."""
+        with suppress(WeightSyncError):
+            return "".join(
+                [f"; {who}" for who in (await self.ask(ABSENT_SECONDS)).absent]
+            )
+        return ""
 
     async def propose(
         self, names: tuple[str, ...] | None, timeout: float

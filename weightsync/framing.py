@@ -95,6 +95,7 @@ class FramedStream:
         self.peer = peer
         self.heard = time.monotonic()
         self.closed = False
+        self._ended = False
         self._stream = stream
         self._sending = anyio.Lock()
         self._received = bytearray()
@@ -105,6 +106,9 @@ class FramedStream:
     async def send(self, whole: bytearray) -> None:
         """Send a frame; a send cancelled after its first byte closes the stream."""
         async with self._sending:
+            if self._ended:
+                message = f"this side has said its last message to {self.peer}"
+                raise ClosedError(message)
             with self._translated():
                 try:
                     await self._send(memoryview(whole))
@@ -154,10 +158,11 @@ class FramedStream:
             ) from error
 
     async def send_eof(self) -> None:
-        """Close this direction, after what was sent."""
+        """Close this direction, after what was sent; a send is a ClosedError then."""
         with self._translated():
             if self.closed:
                 raise anyio.ClosedResourceError
+            self._ended = True
             try:
                 await self._stream.send_eof()
             except OSError as error:

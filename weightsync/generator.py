@@ -42,9 +42,8 @@ from weightsync.stats import Update
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from torch import Tensor
-
     from weightsync.link import GeneratorLink
+    from weightsync.memory import Memory
     from weightsync.peer import Peer
     from weightsync.reading import Reading
     from weightsync.runtime import Tasks
@@ -59,7 +58,7 @@ TAKE_BACK_SECONDS: Final = 2.0  # a leader or hub that is stopped gives nothing 
 class Settled(NamedTuple):
     """The window memory of a rank, and its tensors there."""
 
-    memory: Tensor
+    memory: Memory
     tensors: Tensors
 
 
@@ -266,7 +265,7 @@ class GeneratorRank:
     async def _form(self, message: FormLink) -> None:
         try:
             settled = await self.settle()
-            await in_thread(self._link.form, message, settled.memory)
+            await in_thread(self._link.join, message, settled.memory)
         except (WeightSyncError, RuntimeError) as error:
             self._post(LinkFailed(message.link, Fault.of(error)))
             return

@@ -32,16 +32,17 @@ class TrainerHello(Message, frozen=True):
 
 
 class ReplicaHello(Message, frozen=True):
-    """A replica, by its rank 0, to the leader. Manifests and handles by rank.
+    """A replica of so many ``ranks``, by its rank 0, to the leader.
 
-    ``last`` is the highest version that any of its ranks has received, and ``holds``
-    says that all of them hold it now. ``instance`` is that of rank 0: it may take the
-    place of its own former self.
+    What grows with the ranks follows in ``Manifests``: a hello is small. ``last`` is
+    the highest version that any of its ranks has received, and ``holds`` says that all
+    of them hold it now. ``instance`` is that of rank 0: it may take the place of its
+    own former self.
     """
 
     replica: Name
     mode: Slots
-    handles: tuple[Text, ...]
+    ranks: Size
     lease: Lease = DEFAULT_LEASE
     last: Held | None = None
     holds: bool = False
@@ -62,6 +63,7 @@ class RankHello(Message, frozen=True):
     holds: bool = False
     incarnation: Incarnation = ""
     engine: EngineName = "shm"
+    segment: Count = 0
 
 
 class ObserverHello(Message, frozen=True):

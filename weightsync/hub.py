@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from weightsync.announcing import AllPut
 from weightsync.errors import (
     FencedError,
+    OtherStartError,
     PeerError,
     PlanError,
     ProtocolError,
@@ -47,6 +48,7 @@ from weightsync.messages import (
     Withdrawn,
 )
 from weightsync.plan import sum_of_digests
+from weightsync.silence import Silence
 from weightsync.together import Together
 from weightsync.vigil import DEFAULT_LEASE
 
@@ -93,6 +95,7 @@ class Hub:
         self._credits: dict[int, int] = {}
         self._credited = False
         self._withdrawing: set[int] = set()
+        self._silence = Silence(self._ranks)
         self._arrived: set[int] = set()
         self._committed = 0
         self._sequence = 0
@@ -115,7 +118,7 @@ class Hub:
         check_incarnation(who, hello.incarnation, "rank 0")
         if hello.rank in self._ranks:
             message = f"replica {self.replica!r} has a rank {hello.rank} already"
-            raise PlanError(message)
+            raise OtherStartError(message)
         self._ranks[hello.rank] = peer
         self._hellos[hello.rank] = hello
         self._manifests[hello.rank] = manifest
@@ -123,6 +126,11 @@ class Hub:
             peer.post(Accepted())
         if len(self._ranks) == self.world_size:
             self.complete.set()
+
+    @property
+    def introduced(self) -> bool:
+        """Whether the replica is in the pool, or about to be."""
+        return self._leader is not None and self.ended is None
 
     def supersede(self) -> bool:
         """Give way to another rank 0, unless the replica was introduced already."""
@@ -159,7 +167,7 @@ class Hub:
         return ReplicaHello(
             self.replica,
             self._mode,
-            tuple([hello.handle for hello in hellos]),
+            self.world_size,
             self.lease,
             max(known, default=None),
             all(hello.holds for hello in hellos) and len(set(versions)) == 1,
@@ -174,7 +182,15 @@ class Hub:
     def speak(self, leader: Peer) -> None:
         """Introduce the replica, which is complete, to the leader."""
         self._leader = leader
-        leader.post(Manifests(self._together))
+        leader.post(self.held)
+
+    @property
+    def held(self) -> Manifests:
+        """What follows the hello to the leader."""
+        hellos = [self._hellos[rank] for rank in range(self.world_size)]
+        handles = tuple([hello.handle for hello in hellos])
+        segments = tuple([hello.segment for hello in hellos])
+        return Manifests(self._together, handles, segments)
 
     @property
     def _together(self) -> Together:
@@ -238,6 +254,12 @@ class Hub:
             peer.finish()
         if self._leader is not None:
             self._leader.finish()
+
+    def look(self) -> None:
+        """Tell the leader where a rank gives no signs of life; now and then."""
+        quiet = self._silence.look()
+        if quiet is not None:
+            self._tell_leader(quiet)
 
     def _on_agreed(self, rank: int, message: Agreed) -> None:
         """Answer once for all ranks: with the sum, or the first fault."""

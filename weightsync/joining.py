@@ -10,6 +10,7 @@ import msgspec
 
 from weightsync.admission import admitting, converse, manifests
 from weightsync.errors import (
+    OtherStartError,
     PeerError,
     PlanError,
     ProtocolError,
@@ -24,14 +25,16 @@ from weightsync.link import GeneratorLink
 from weightsync.messages import Ended, Fault, FromRank, Manifests, ToRank, ToReplica
 from weightsync.peer import MessageStream, Peer, local_pair
 from weightsync.runtime import in_thread
-from weightsync.session import LEADER, Session, listener_before
+from weightsync.session import LEADER, PAUSE_SECONDS, Session, listener_before
 from weightsync.store import FileAddress
 from weightsync.together import Together
+from weightsync.vigil import BEATS
 
 if TYPE_CHECKING:
+    from weightsync.channel import Endpoint
     from weightsync.member import Member
+    from weightsync.place import Place
     from weightsync.runtime import OwnTasks
-    from weightsync.session import Place
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _hellos: Final[msgspec.msgpack.Decoder[RankHello | Superseded]] = (
@@ -39,7 +42,15 @@ _hellos: Final[msgspec.msgpack.Decoder[RankHello | Superseded]] = (
 )
 
 MOVE_SECONDS: Final = 2.0
-"""How long the right hub may take to come, where one that is left refused this rank."""
+"""How long the right hub may take to come, where one that is left refused this rank,
+for what may as well be a mistake."""
+
+AGAIN_SECONDS: Final = 5.0
+"""Before a hub is asked again that refused this rank because of another start: it may
+have lost the rank that it had."""
+
+TAKEN_SECONDS: Final = 5.0
+"""How long a former rank 0 may take to leave the pool."""
 
 
 class Joining(Session):
@@ -81,7 +92,8 @@ class Joining(Session):
 
     async def _join(self) -> None:
         """Join; return when this rank was accepted."""
-        member = self._member
+        started, member = anyio.current_time(), self._member
+        member.engine.host = await self._find_host()
         link = GeneratorLink(self.place.rank, member.slots, member.engine)
         settle = partial(member.settle, link)
         self.rank = GeneratorRank(self.place.rank, member.reading, link, settle)
@@ -99,6 +111,7 @@ class Joining(Session):
             holds,
             incarnation(),
             member.engine.name,
+            member.engine.segment,
         )
         if self.place.rank == 0:
             stream = await self._host(hello)
@@ -111,17 +124,19 @@ class Joining(Session):
         self._tasks.start_soon(self._converse, peer, self.rank.handle, self.rank.lost)
         try:
             await self._accepted(self.rank, peer)
-        except PlanError:
-            self.misled = await self._is_moved()
+        except PlanError as error:
+            if self._reached is not None and self.place.rank != 0:
+                left = started + self.place.timeout - anyio.current_time()
+                self.misled = await self._is_misled(error, left)
             raise
 
-    async def _is_moved(self) -> bool:
-        """Whether the hub that refused this rank was of a former start."""
-        if self._reached is not None and self.place.rank != 0:
-            with anyio.move_on_after(min(MOVE_SECONDS, self.place.timeout / 2)):
-                await self._until_moved(self._key, self._reached)
-                return True
-        return False
+    async def _is_misled(self, error: PlanError, left: float) -> bool:
+        """Whether the hub that refused this rank is, or may be, of a former start."""
+        other = isinstance(error, OtherStartError)
+        seconds = min(AGAIN_SECONDS, left) if other else min(MOVE_SECONDS, left / 2)
+        deadline = anyio.current_time() + seconds
+        moved = await self._is_succeeded(self._key, deadline)
+        return moved or (other and left > AGAIN_SECONDS)
 
     async def _leave(self) -> None:
         """Leave the pool."""
@@ -149,11 +164,23 @@ class Joining(Session):
             before = await in_thread(listener_before, store, self._key)
             await self._listen(self._key, FromRank, partial(self._attend, hub))
             if before is not None:
-                self._tasks.start_soon(supersede, before, 0)
+                self._tasks.start_soon(self._succeed, hub, before)
         mine, theirs = local_pair("rank 0", f"rank 0 of replica {member.replica!r}")
         self._tasks.start_soon(self._attend_quietly, hub, _encode(hello), theirs)
         self._tasks.start_soon(self._introduce, hub)
         return mine
+
+    async def _succeed(self, hub: Hub, before: Endpoint) -> None:
+        """Take the place of a former rank 0; one that is in the pool keeps it."""
+        deadline = anyio.current_time() + min(TAKEN_SECONDS, self.place.timeout / 2)
+        while not hub.complete.is_set():
+            error = await supersede(before, 0)
+            if error is None:
+                return
+            if anyio.current_time() >= deadline:
+                hub.end(Ended(Fault.of(error)))
+                return
+            await anyio.sleep(PAUSE_SECONDS)
 
     async def _introduce(self, hub: Hub) -> None:
         """Join the pool once the replica is complete, and stay in it."""
@@ -166,12 +193,19 @@ class Joining(Session):
             return
         peer = Peer(stream, lease=self.place.lease)
         hub.speak(peer)
+        self._tasks.start_soon(self._watch, hub)
 
         def end(error: WeightSyncError) -> None:
             message = f"replica {hub.replica!r} lost the trainers{hub.term}: {error}"
             hub.end(Ended(Fault.of(PeerError(message))))
 
         await self._converse(peer, hub.on_leader, end)
+
+    async def _watch(self, hub: Hub) -> None:
+        """Look after the signs of life of the ranks, as often as they come."""
+        while hub.ended is None and hub.world_size > 1:
+            hub.look()
+            await anyio.sleep(hub.lease / BEATS)
 
     async def _meet_leader(self, hub: Hub) -> MessageStream | None:
         """Reach the leader with the hello of a complete replica; None once it ended."""
@@ -193,6 +227,17 @@ class Joining(Session):
                 return stream
             await stream.aclose()  # another process has become one of the ranks
 
+    async def _give_way(self, hub: Hub, stream: MessageStream) -> None:
+        """Let another process be rank 0, or tell it why not."""
+        if hub.introduced:
+            message = (
+                f"replica {hub.replica!r} is in the pool already, and another process "
+                f"is its rank 0: end that one, or choose another name"
+            )
+            await stream.send(Ended(Fault.of(PlanError(message))))
+        elif hub.supersede():
+            self._member.replaced = True
+
     async def _attend_quietly(
         self, hub: Hub, hello: bytes, stream: MessageStream
     ) -> None:
@@ -208,12 +253,12 @@ class Joining(Session):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{stream.peer} sent no hello of ours") from error
         if isinstance(body, Superseded):
-            self._member.replaced = hub.supersede()
+            await self._give_way(hub, stream)
             return
         stream.peer = f"rank {body.rank} of replica {body.replica!r}"
         peer = Peer(stream, lease=body.lease)
         async with admitting(peer, stream):
-            (manifest,) = await manifests(stream, 1)
+            (manifest,) = (await manifests(stream, 1)).together.manifests
             hub.rank_joined(body, manifest, peer)
         end = await converse(self._conversations, peer, partial(hub.on_rank, body.rank))
         hub.rank_lost(body.rank, end.error, clean=end.left)

@@ -15,7 +15,7 @@ import msgspec
 
 from weightsync.admission import admitting, check_alike, converse, manifests
 from weightsync.admittance import Admittance
-from weightsync.elastic import Kept, Propose
+from weightsync.elastic import Kept, LeftBehind, Propose, Quiet
 from weightsync.engines import OneEngine
 from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
 from weightsync.fencing import check_incarnation
@@ -135,7 +135,7 @@ class Leader:
             await self._look()
         self.members.trainer_lost(hello.rank, end.error, clean=end.left)
 
-    def _on_trainer(  # noqa: C901 -- one case a message.
+    def _on_trainer(  # noqa: C901, PLR0912 -- one case a message.
         self, rank: int, message: FromTrainer
     ) -> None:
         match message:
@@ -157,6 +157,10 @@ class Leader:
                 self.members.linked(rank, message.link)
             case LinkFailed():
                 self._link_failed(rank, message)
+            case LeftBehind():
+                self.members.quarantined[rank] += 1
+                reason = f"trainer rank {rank}: {message.reason}"
+                self.members.tell("quarantined", message.replica, reason)
             case AskMembership() | Propose():
                 self._tell_membership(self.members.trainers[rank], message)
             case Leaving():
@@ -172,7 +176,7 @@ class Leader:
         peer = Peer(stream, lease=hello.lease)
         async with admitting(peer, stream):
             self._engines.replica(hello.replica, hello.engine)
-            held = await manifests(stream, len(hello.handles))
+            held = await manifests(stream, hello.ranks, hello.ranks)
             replica = self.members.replica_joined(hello, held, peer)
         handle = partial(self._on_replica, replica)
         end = await converse(self._conversations, peer, handle)
@@ -201,6 +205,8 @@ class Leader:
                 self.pushes.delivered(replica, message.sequence)
             case Discarded():
                 self.pushes.discarded(replica, message.sequence)
+            case Quiet():
+                replica.heard.tell(message, time.monotonic())
             case Leaving():
                 self.members.drop(replica, PeerError("it left"), clean=True)
             case Manifests():

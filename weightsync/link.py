@@ -19,10 +19,12 @@ from weightsync.engine import Goods
 from weightsync.epoch import Mode
 from weightsync.errors import ClosedError, PeerError, ProtocolError
 from weightsync.plan import Plan, make_plan
+from weightsync.quarantine import end
 from weightsync.remembered import Remembered
+from weightsync.segmented import SegmentedWindow
+from weightsync.segments import uncrossed
 from weightsync.sending import Addressed
 from weightsync.slots import HEADER_BYTES, Header, Slots
-from weightsync.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,19 +32,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.engine import Engine
+    from weightsync.memory import Memory
     from weightsync.messages import Expect, FormLink, Layout, Put
+    from weightsync.operation import Operation
+    from weightsync.runs import Run
     from weightsync.sending import Parcel, Sending
     from weightsync.spec import Manifest
-    from weightsync.window import Operation
+    from weightsync.window import Window
 
 _PROCESS: Final = re.compile(r"\brank (\d+) (?=\(process \d+\))")
 
 
-class Prepared:
-    """A plan, and what is derived from it once: totals, and what to put into a slot."""
+def slots_of(form: FormLink) -> list[Slots]:
+    """Return the layouts of the windows of all ranks of the replica."""
+    mode, segments = Mode(form.mode), dict(enumerate(form.segments))
+    return [
+        Slots.of(mode, manifest, segments.get(rank, 0))
+        for rank, manifest in enumerate(form.manifests)
+    ]
 
-    def __init__(self, plan: Plan, engine: Engine) -> None:
+
+class Prepared:
+    """A plan, and what is derived from it once: totals, and what to put into a slot.
+
+    ``slots`` are those of each rank of the replica.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, slots: Sequence[Slots]) -> None:
         self.plan: Final = plan
+        self._slots: Final = slots
         self.parcels: dict[int, dict[int, Parcel]] = {}
         self._engine: Final = engine
         self._totals: dict[tuple[int, int], tuple[int, int]] = {}
@@ -55,12 +73,17 @@ class Prepared:
             self._totals[pair] = self.plan.rows(*pair), self.plan.nbytes(*pair)
         return self._totals[pair]
 
+    def runs(self, trainer: int, generator: int) -> Sequence[Run]:
+        """Return what is put as it is, cut where a segment ends."""
+        runs, cuts = self.plan.runs(trainer, generator), self._slots[generator].cuts
+        return list(uncrossed(runs, cuts)) if cuts else runs
+
     def signals(self, trainer: int, generator: int) -> int:
         """Signals of one push: one a put and one for the header, if anything moves."""
         pair = (trainer, generator)
         if pair not in self._puts:
             casts = [cast.run for cast in self.plan.casts(*pair)]
-            puts = self._engine.puts([*self.plan.runs(*pair), *casts])
+            puts = self._engine.puts([*self.runs(*pair), *casts])
             self._puts[pair] = puts + 1 if puts else 0
         return self._puts[pair]
 
@@ -86,11 +109,13 @@ class Link:
         generator: int | None = None,
     ) -> None:
         self.engine: Final = engine
-        self.group: Any = engine.group()
+        self.group: Any = engine.group(first=trainer == 0)
         self.handle: Final[str] = self.group.get_reconfigure_handle()
         self.trainers = 0
+        self.set_apart = False
         self._ends: Final = {"trainer": trainer, "generator": generator}
         self._replica: tuple[Manifest, ...] = ()
+        self._all_slots: Sequence[Slots] = ()
         self._layouts: Final = layouts
         self._plans: Remembered[bytes, Prepared] = Remembered()
         self._window: Window | None = None
@@ -102,8 +127,14 @@ class Link:
             raise ClosedError("the link is not formed")
         return self._window
 
-    def form(self, form: FormLink, memory: Tensor) -> None:
-        """Meet the other ranks and register this rank's memory. Blocks."""
+    def form(
+        self, form: FormLink, memory: Sequence[Tensor], slots: Sequence[Slots]
+    ) -> None:
+        """Meet the other ranks and register this rank's memory. Blocks.
+
+        ``memory`` is for each segment of the rank that has most of them, ``slots`` are
+        those of all ranks of the replica.
+        """
         options = ReconfigureOptions()
         options.uuid = form.uuid
         options.handles = list(form.handles)
@@ -111,13 +142,22 @@ class Link:
         self.group.set_timeout(timedelta(seconds=form.seconds))
         with self.engine.here():
             self.group.reconfigure(options).wait()
-            self._window = Window(self.group, memory)
+            if len(memory) == 1:
+                self._window = self.engine.window(self.group, memory[0])
+            else:
+                segments = enumerate([one.segments for one in slots], form.trainers)
+                self._window = SegmentedWindow(self.group, memory, dict(segments))
         self.trainers = form.trainers
         self._replica = form.manifests
+        self._all_slots = slots
 
     def abort(self) -> None:
-        """End every operation of this link, soon. Idempotent; blocks briefly."""
-        self.group.abort()
+        """End every operation of this link, soon. Idempotent; blocks briefly.
+
+        ``set_apart`` then says whether NCCL could not be ended.
+        """
+        if not self.set_apart:
+            self.set_apart = not end(self.group, repr(self))
 
     def dispose(self) -> None:
         """Let go of the window's memory; after ``abort``."""
@@ -155,7 +195,7 @@ class Link:
         if prepared is None:
             trainers = self._layouts[layout].manifests
             plan = make_plan(trainers, self._replica, **self._ends)
-            prepared = Prepared(plan, self.engine)
+            prepared = Prepared(plan, self.engine, self._all_slots)
         self._plans.put(layout, prepared)
         return prepared
 
@@ -164,25 +204,31 @@ class TrainerLink(Link):
     """A trainer rank's end: it puts. All links of a rank share ``layouts``."""
 
     def __init__(
-        self, rank: int, layouts: Remembered[bytes, Layout], engine: Engine
+        self,
+        rank: int,
+        layouts: Remembered[bytes, Layout],
+        engine: Engine,
+        replica: str = "",
     ) -> None:
         super().__init__(layouts, engine, trainer=rank)
+        self.replica: Final = replica
         self._rank: Final = rank
-        self._slots: list[Slots] = []
         self._scratch: Any = None
         self._sending: Sending | None = None
         self._turn = anyio.Lock()
         self._sequence = 0
         self._stopped = 0
 
+    def __repr__(self) -> str:
+        """Show both ends."""
+        return f"<link of trainer rank {self._rank} to replica {self.replica!r}>"
+
     def join(self, form: FormLink) -> None:
         """Form the link and map the windows of the replica. Blocks."""
-        mode = Mode(form.mode)
-        self._slots = [Slots.of(mode, manifest) for manifest in form.manifests]
-        largest = max([slots.nbytes for slots in self._slots], default=0)
-        share = self.engine.share(self.group, largest)
+        slots = slots_of(form)
+        share = self.engine.share(self.group, slots)
         self._scratch = share.scratch
-        self.form(form, share.window)
+        self.form(form, share.memory, slots)
         generators = range(form.trainers, form.trainers + len(form.manifests))
         self.window.connect(list(generators))
 
@@ -191,8 +237,9 @@ class TrainerLink(Link):
         prepared = super().plan(layout)
         if not prepared.parcels:
             pushed = len(self._layouts[layout].manifests[self._rank].names)
-            for slot in range(max([slots.count for slots in self._slots], default=0)):
-                prepared.parcels[slot] = self._parcels(prepared.plan, slot, pushed)
+            counts = [slots.count for slots in self._all_slots]
+            for slot in range(max(counts, default=0)):
+                prepared.parcels[slot] = self._parcels(prepared, slot, pushed)
                 for parcel in prepared.parcels[slot].values():
                     for runs in parcel.tables:
                         self.window.prepare(runs, parcel.peer)
@@ -256,14 +303,14 @@ class TrainerLink(Link):
             for rank, parcel in parcels.items()
         ]
 
-    def _parcels(self, plan: Plan, slot: int, pushed: int) -> dict[int, Parcel]:
+    def _parcels(self, made: Prepared, slot: int, pushed: int) -> dict[int, Parcel]:
         parcels: dict[int, Parcel] = {}
-        for trainer, rank in plan.pairs:
-            slots, peer = self._slots[rank], self.trainers + rank
+        for trainer, rank in made.plan.pairs:
+            slots, peer = self._all_slots[rank], self.trainers + rank
             goods = Goods(
                 peer,
-                plan.runs(trainer, rank),
-                plan.casts(trainer, rank),
+                made.runs(trainer, rank),
+                made.plan.casts(trainer, rank),
                 slots.data(slot),
                 slots.header(slot, trainer),
                 pushed,
@@ -280,6 +327,22 @@ class GeneratorLink(Link):
         self._rank: Final = rank
         self._slots: Final = slots
         self._names: tuple[bytes, frozenset[str]] | None = None
+
+    def __repr__(self) -> str:
+        """Show the rank."""
+        return f"<link of generator rank {self._rank}>"
+
+    def join(self, form: FormLink, memory: Memory) -> None:
+        """Form the link with the memory of this rank's window. Blocks.
+
+        For segments that only another rank of the replica has it brings what fills in.
+        """
+        slots: Sequence[Slots] = [self._slots] * len(form.manifests)
+        if any(form.segments):
+            slots = slots_of(form)
+        count = max([len(one.segments.starts) for one in slots])
+        more = self.engine.filling(self.group, count - len(memory.tensors))
+        self.form(form, [*memory.tensors, *more], slots)
 
     def learn(self, layout: Layout) -> None:
         """Remember the manifests of the trainer ranks for the pushes to come."""

@@ -9,6 +9,7 @@ import anyio
 
 from weightsync.epoch import Mode
 from weightsync.generator import Settled
+from weightsync.memory import Memory
 from weightsync.reading import Reading
 from weightsync.runtime import in_thread
 from weightsync.slots import Slots
@@ -37,7 +38,7 @@ class Member:
         self.instance: Final = secrets.token_hex(8)
         self.reading: Final = Reading(mode, engine.note)
         self.replaced = False
-        self.slots: Final = Slots.of(mode, registered.manifest)
+        self.slots: Final = Slots.of(mode, registered.manifest, engine.segment)
         self.engine: Final = engine
         self._registered: Final = registered
 
@@ -67,6 +68,9 @@ class Member:
         return settled
 
     def _allocate(self, link: GeneratorLink) -> Settled:
-        memory = self.engine.memory(link.group, self.slots.nbytes)
+        segments = self.slots.segments
+        allocate = self.engine.memory
+        parts = [allocate(link.group, size) for size in segments.sizes]
+        memory = Memory(parts, segments)
         tensors = Tensors(self.mode, self._registered, memory, self.slots, self.engine)
         return Settled(memory, tensors)

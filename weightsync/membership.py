@@ -21,7 +21,9 @@ REMEMBERED_EVENTS: Final = 1024
 
 Role = Literal["trainer", "replica"]
 State = Literal["waiting", "joining", "active"]
-Kind = Literal["waiting", "joined", "left", "failed", "fenced", "unready"]
+Kind = Literal[
+    "waiting", "joined", "left", "failed", "fenced", "unready", "quarantined"
+]
 
 
 class LastPush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,13 +39,15 @@ class TrainerMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trainer rank; all times in seconds.
 
     ``silent`` since its last sign of life, ``age`` since it joined. Rank 0 is the
-    leader itself and has no ``lease``.
+    leader itself and has no ``lease``. ``quarantined`` counts the links that NCCL did
+    not end there, on GPUs only.
     """
 
     rank: int
     lease: float | None
     silent: float
     age: float
+    quarantined: int = 0
 
 
 class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +57,9 @@ class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``joining`` until its link is formed, then ``active``: pushes go to it. ``version``
     is the last that is whole on all of its ranks; None before the first. ``epoch`` is
     that of its count. ``lease`` and ``silent`` (since its last sign of life) are of its
-    rank 0, which watches over the others. ``age`` counts from when it joined.
+    ``silent_rank``: rank 0, which watches over the others, or another one of which
+    nothing has come for longer, and for more than half of its lease. ``age`` counts
+    from when it joined.
     """
 
     name: str
@@ -66,6 +72,7 @@ class ReplicaMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silent: float
     age: float
     epoch: int = 0
+    silent_rank: int = 0
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,15 +110,30 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = self.replicas.values()
         return tuple(replica.name for replica in found if replica.state == "active")
 
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Who is known not to be in yet, in words: trainer ranks, and then replicas."""
+        here = {trainer.rank for trainer in self.trainers}
+        ranks = [rank for rank in range(self.world_size) if rank not in here]
+        found = [f"trainer ranks {ranks} have not joined"] if ranks else []
+        for state, what in (
+            ("joining", "still joining"),
+            ("waiting", "waiting to be proposed"),
+        ):
+            names = [one.name for one in self.replicas.values() if one.state == state]
+            found += [f"{what}: {', '.join(names)}"] if names else []
+        return tuple(found)
+
 
 class MembershipEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One change: who joined, left, failed or was fenced, for which reason.
 
     A replica that is ``waiting`` has to be proposed before it joins. One that is
     ``unready`` is in the pool and stays without version until the next push, because
-    the version that is kept does not fit it. ``number`` counts all events of the job
-    from 1; ``time`` is that of the leader's clock, in seconds since 1970. ``name`` is
-    that of a replica, or the number of a trainer rank.
+    the version that is kept does not fit it. ``quarantined`` says that a trainer rank
+    could not end its link to a replica that is out. ``number`` counts all events of the
+    job from 1; ``time`` is that of the leader's clock, in seconds since 1970. ``name``
+    is that of a replica, or the number of a trainer rank.
     """
 
     number: int

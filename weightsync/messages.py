@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from weightsync.announcing import AllPut, EngineName
-from weightsync.elastic import Keep, Kept, Name, Propose
+from weightsync.elastic import Keep, Kept, LeftBehind, Name, Propose, Quiet
 from weightsync.errors import RemoteFault, WeightSyncError
 from weightsync.membership import AskMembership, Happened, TellMembership
 from weightsync.spec import Manifest
@@ -53,9 +53,15 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifests(Message, frozen=True):
-    """The manifests of a replica, by rank; follows its hello."""
+    """The manifests of a replica, and its handles, by rank; follows its hello.
+
+    ``segments`` are the most bytes of a segment of each rank's window, 0 where it is in
+    one. Those of one rank: its hello has handle and segment.
+    """
 
     together: Together
+    handles: tuple[Text, ...] = ()
+    segments: tuple[Count, ...] = ()
 
 
 class Accepted(Message, frozen=True):
@@ -96,6 +102,7 @@ class FormLink(Message, frozen=True, dict=True):
     seconds: float
     together: Together = Together()
     mode: Slots = "staged"
+    segments: tuple[Count, ...] = ()
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -317,6 +324,7 @@ FromTrainer = (
     | LinkOffered
     | LinkReady
     | LinkFailed
+    | LeftBehind
     | AskMembership
     | Propose
     | Leaving
@@ -346,6 +354,7 @@ FromReplica = (
     | Withdraw
     | Delivered
     | Discarded
+    | Quiet
     | Leaving
 )
 ToReplica = (

@@ -21,8 +21,8 @@ from weightsync.session import RETRY_SECONDS, Session
 from weightsync.store import FileAddress
 
 if TYPE_CHECKING:
+    from weightsync.place import Place
     from weightsync.runtime import Tasks
-    from weightsync.session import Place
 
 
 class ObserverSession(Session):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from weightsync.agreement import Agreement
 from weightsync.counting import Counting
 from weightsync.errors import (
     FencedError,
+    OtherStartError,
     PeerError,
     PlanError,
     ProtocolError,
@@ -48,9 +50,8 @@ if TYPE_CHECKING:
 
     from weightsync.hellos import ReplicaHello
     from weightsync.membership import Kind, Role
-    from weightsync.messages import Expect, Put
+    from weightsync.messages import Expect, Manifests, Put
     from weightsync.peer import Peer
-    from weightsync.spec import Manifest
 
 After = Callable[[float, Callable[[], None]], "CancelScope"]
 """Calls back after some seconds, unless the scope that it returns is cancelled."""
@@ -84,6 +85,7 @@ class Members:
         self.observers: set[Peer] = set()
         self.log: Final = EventLog()
         self.since: dict[int, float] = {}
+        self.quarantined: Counter[int] = Counter()
         self._after = after
         self._links = 0
         self._agreements = 0
@@ -100,7 +102,7 @@ class Members:
             )
             raise PlanError(message)
         if rank in self.trainers:
-            raise PlanError(f"there is a trainer rank {rank} already")
+            raise OtherStartError(f"there is a trainer rank {rank} already")
         self._check()
         self.trainers[rank] = peer
         self.since[rank] = time.monotonic()
@@ -143,13 +145,13 @@ class Members:
     # Replicas
 
     def replica_joined(
-        self, hello: ReplicaHello, manifests: tuple[Manifest, ...], peer: Peer
+        self, hello: ReplicaHello, held: Manifests, peer: Peer
     ) -> Replica:
         """Take a replica in, or raise PlanError. It is linked once it is admitted."""
         self._check()
         self._take_name(hello)
         self._links += 1
-        replica = Replica(self._links, hello, manifests, peer)
+        replica = Replica(self._links, hello, held, peer)
         self.replicas[replica.link] = replica
         peer.post(Accepted(self.term))
         if self.admittance.admits(replica.name):
@@ -207,15 +209,20 @@ class Members:
             return
         replica.ready.add(rank)
         if len(replica.ready) == self.world_size + 1:
-            replica.active = True
-            replica.is_formed()
-            self._announce("joined", "replica", replica.name)
-            self._tell_pool()
-            self.watcher.joined(replica)
+            replica.planning = self.watcher.formed(replica)
+            if replica.planning is None or replica.planning.complete:
+                self._activate(replica)
 
-    def unready(self, replica: Replica, reason: str) -> None:
-        """Tell that a replica stays without version, and why."""
-        self._announce("unready", "replica", replica.name, reason)
+    def _activate(self, replica: Replica) -> None:
+        replica.active, replica.planning = True, None
+        replica.is_formed()
+        self._announce("joined", "replica", replica.name)
+        self._tell_pool()
+        self.watcher.joined(replica)
+
+    def tell(self, kind: Kind, replica: str, reason: str) -> None:
+        """Tell everybody what there is to know of a replica, in the pool or not."""
+        self._announce(kind, "replica", replica, reason)
 
     def credited(self, replica: Replica, slot: int) -> None:
         """A replica opened a slot."""
@@ -320,12 +327,8 @@ class Members:
 
     def agreed(self, replica: Replica, rank: int | None, message: Agreed) -> None:
         """A trainer rank, or all ranks of the replica (None), planned a layout."""
-        answered = (
-            agreement
-            for agreement in replica.layouts.values()
-            if agreement.number == message.number
-        )
-        agreement = next(answered, None)
+        known = replica.layouts.values()
+        agreement = next((a for a in known if a.number == message.number), None)
         if agreement is None:
             return  # forgotten meanwhile
         if message.fault is not None:
@@ -339,6 +342,8 @@ class Members:
         difference = agreement.difference
         if difference is not None:
             self.drop(replica, ProtocolError(difference))
+        elif agreement.complete and agreement is replica.planning:
+            self._activate(replica)
         elif agreement.complete:
             self.watcher.ready(replica)
 
@@ -363,15 +368,17 @@ class Members:
             handles=(*handles, *replica.handles),
             trainers=self.world_size,
             seconds=FORM_SECONDS,
+            mode=replica.mode,
+            segments=replica.segments,
         )
         replica.peer.post(form)
         together = Together.of(replica.manifests)
-        self.tell_trainers(replace(form, together=together, mode=replica.mode))
+        self.tell_trainers(replace(form, together=together))
 
         def expire() -> None:
             if not replica.active:
-                message = f"its link was not formed in {FORM_SECONDS:.0f} s"
-                self.drop(replica, TimedOutError(message))
+                why = f"{replica.unformed} in {FORM_SECONDS:.0f} s"
+                self.drop(replica, TimedOutError(why))
 
         replica.timer = self._after(FORM_SECONDS, expire)
 

@@ -37,6 +37,7 @@ from weightsync.watching import Watcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightsync.agreement import Agreement
     from weightsync.elastic import Kept
     from weightsync.pool import After, Members
     from weightsync.stats import PushReport, Status
@@ -114,7 +115,7 @@ class Pushes(Watcher):
             transfer.ended[rank] = ended
             if transfer.stopping is not None:
                 self._discard_if_stopped(transfer)
-            elif transfer.replica.engine == "nccl":
+            elif transfer.replica.engine != "shm":
                 self._announce_if_put(transfer)
 
     def kept(self, rank: int, message: Kept) -> None:
@@ -139,11 +140,13 @@ class Pushes(Watcher):
             if transfer.is_stopping(sequence):
                 self._fail(round_, transfer, transfer.stopping)
 
-    def joined(self, replica: Replica) -> None:
-        """Let all plan for a new replica at once, and replay what is kept to it."""
+    def formed(self, replica: Replica) -> Agreement | None:
+        """Let all plan for a new replica at once, so that no push waits for that."""
         layout = self._checks.expected(replica)
-        if layout is not None:
-            self._members.agreement(replica, layout)
+        return None if layout is None else self._members.agreement(replica, layout)
+
+    def joined(self, replica: Replica) -> None:
+        """Replay what is kept to a new replica."""
         self._replays.look(replica)
 
     def ready(self, replica: Replica) -> None:
@@ -323,13 +326,11 @@ class Pushes(Watcher):
 
     def _announce_if_put(self, transfer: Transfer) -> None:
         if transfer.has_signals(self._members.world_size):
-            message = AllPut(transfer.number, transfer.signals)
-            transfer.replica.peer.post(message)
+            transfer.replica.peer.post(AllPut(transfer.number, transfer.signals))
 
     def _discard_if_stopped(self, transfer: Transfer) -> None:
         if transfer.has_signals(self._members.world_size):
-            message = Discard(transfer.number, transfer.signals)
-            transfer.replica.peer.post(message)
+            transfer.replica.peer.post(Discard(transfer.number, transfer.signals))
 
     # Reporting
 

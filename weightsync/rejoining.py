@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from weightsync.engine import Engine
     from weightsync.epoch import Mode
     from weightsync.layout import Registered
+    from weightsync.place import Place
     from weightsync.reading import Reading
     from weightsync.runtime import Tasks
-    from weightsync.session import Place
     from weightsync.stats import Update
 
 FIRST_PAUSE: Final = 0.05
@@ -105,14 +105,18 @@ class GeneratorSession(Session):
 
     async def _join(self) -> None:
         """Join; return when this rank was accepted."""
+        deadline = anyio.current_time() + self.place.timeout
+        place = self.place
         while True:
             own = OwnTasks(self._tasks)
-            joining = Joining(self.place, own, self._member, again=False)
+            joining = Joining(place, own, self._member, again=False)
             try:
                 await joining.open()
             except PlanError:
                 if not joining.misled:
                     raise
+                left = max(deadline - anyio.current_time(), LATE_SECONDS)
+                place = replace(place, timeout=left)
             else:
                 break
         self._joining = joining

@@ -219,6 +219,6 @@ class Replays:
             return
         if error is not None and replay.fault is None:
             replica.behind = False
-            self._members.unready(replica, f"{replay.what}: {error}")
+            self._members.tell("unready", replica.name, f"{replay.what}: {error}")
         self._rounds.ready(replica)  # a push may have waited for this
         self.look(replica)

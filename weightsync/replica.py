@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weightsync.remembered import Remembered
+from weightsync.silence import Heard
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from weightsync.agreement import Agreement
     from weightsync.fit import Fit
     from weightsync.hellos import ReplicaHello
+    from weightsync.messages import Manifests
     from weightsync.peer import Peer
-    from weightsync.spec import Manifest
     from weightsync.stats import Status
 
 
@@ -28,7 +29,9 @@ class Pushed(NamedTuple):
 
 
 class Replica:
-    """One replica. Its link is ``active`` once every rank has formed it.
+    """One replica. It is ``active`` once every rank has formed its link and planned.
+
+    ``planning`` is what they plan before that: the layout that was pushed last.
 
     It is ``waiting`` until it may be in the pool, and ``behind`` until it is delivered
     a version over this link. ``last`` is the highest version that a rank of it has had,
@@ -40,20 +43,23 @@ class Replica:
         self,
         link: int,
         hello: ReplicaHello,
-        manifests: tuple[Manifest, ...],
+        held: Manifests,
         peer: Peer,
     ) -> None:
         self.link: Final = link
         self.name: Final = hello.replica
         self.mode: Final = hello.mode
-        self.handles: Final = hello.handles
+        self.handles: Final = held.handles
         self.engine: Final = hello.engine
-        self.manifests: Final = manifests
+        self.segments: Final = held.segments
+        self.manifests: Final = held.together.manifests
         self.peer: Final = peer
+        self.heard: Final = Heard(peer)
         self.offers: dict[int, str] = {}
         self.ready: set[int | None] = set()
         self.waiting = False
         self.active = False
+        self.planning: Agreement | None = None
         self.gone = False
         self.behind = True
         self.reopening = False
@@ -78,6 +84,13 @@ class Replica:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    @property
+    def unformed(self) -> str:
+        """What has not happened yet, where it is not active."""
+        if self.planning is None:
+            return "its link was not formed"
+        return f"no plan from {self.planning.awaited}"
 
     def __repr__(self) -> str:
         """Show what decides."""

@@ -31,13 +31,19 @@ def membership(members: Members, version: int, now: float) -> Membership:
 
 def _trainers(members: Members, now: float) -> tuple[TrainerMember, ...]:
     return tuple(
-        TrainerMember(rank, peer.lease, peer.silent, now - members.since[rank])
+        TrainerMember(
+            rank,
+            peer.lease,
+            peer.silent,
+            now - members.since[rank],
+            members.quarantined[rank],
+        )
         for rank, peer in sorted(members.trainers.items())
     )
 
 
 def _replica(replica: Replica, now: float) -> ReplicaMember:
-    push = replica.pushed
+    push, sign = replica.pushed, replica.heard.last(now)
     return ReplicaMember(
         name=replica.name,
         ranks=len(replica.handles),
@@ -47,10 +53,11 @@ def _replica(replica: Replica, now: float) -> ReplicaMember:
         push=None
         if push is None
         else LastPush(push.version, push.status, push.reason, now - push.ended),
-        lease=replica.peer.lease,
-        silent=replica.peer.silent,
+        lease=sign.lease,
+        silent=sign.silent,
         age=now - replica.since,
         epoch=replica.epoch,
+        silent_rank=sign.rank,
     )
 
 

@@ -118,7 +118,7 @@ class Round:
                 reports[transfer.replica.name] = transfer.report
                 if transfer.report.status == "delivered":
                     nbytes += transfer.fit.nbytes
-        return PushReport(self.version, nbytes, seconds, reports)
+        return PushReport(self.version, nbytes, seconds, reports, self.epoch)
 
     @property
     def what(self) -> str:

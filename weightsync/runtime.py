@@ -296,13 +296,13 @@ async def in_thread_for(
         try:
             result = function(*args)
         except BaseException as error:  # noqa: BLE001 -- raised by whoever awaits it.
-            _settle(outcome, error=error)
+            settle(outcome, error=error)
         else:
-            _settle(outcome, result)
+            settle(outcome, result)
 
     def give_up() -> None:
         """Wait no longer."""
-        _settle(outcome, error=late)
+        settle(outcome, error=late)
 
     threading.Thread(target=run, name="weightsync-blocking", daemon=True).start()
     with anyio.move_on_after(seconds):
@@ -310,7 +310,7 @@ async def in_thread_for(
     return outcome.result()
 
 
-def _settle(
+def settle(
     outcome: Future[Any], result: object = None, *, error: BaseException | None = None
 ) -> None:
     """Set an outcome; the first counts."""

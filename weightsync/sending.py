@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.casting import Batch, Scratch
+    from weightsync.operation import Operation
     from weightsync.packing import Packed
-    from weightsync.window import Operation, Window
+    from weightsync.window import Window
 
 
 @dataclass(frozen=True, slots=True)

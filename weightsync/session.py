@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,6 +14,7 @@ import msgspec
 from weightsync.channel import Channel, Endpoint, Listener, connect
 from weightsync.errors import (
     ClosedError,
+    OtherStartError,
     PeerError,
     ProtocolError,
     TimedOutError,
@@ -36,12 +35,10 @@ from weightsync.runtime import StuckError, in_thread, in_thread_for
 from weightsync.store import (
     FileAddress,
     Rendezvous,
-    TcpAddress,
     open_store,
     store_address,
 )
 from weightsync.trainer import TrainerRank
-from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +46,9 @@ if TYPE_CHECKING:
     from weightsync.elastic import Admit
     from weightsync.engines import Engines
     from weightsync.generator import GeneratorRank
+    from weightsync.place import Place
     from weightsync.runtime import Tasks
+    from weightsync.store import TcpAddress
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -64,35 +63,6 @@ LOOK_SECONDS: Final = 0.1
 """Between two looks whether an address has changed that does not answer yet."""
 LONGEST_TIMEOUT: Final = 1e6
 """What a store can count with, for whoever waits without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Who a transport is and where it meets the others."""
-
-    address: TcpAddress | FileAddress
-    job: str
-    rank: int
-    world_size: int
-    timeout: float
-    lease: float = DEFAULT_LEASE
-    epoch: int | None = None
-
-    @property
-    def host(self) -> str:
-        """The interface to listen on: this host's end of the way to the store.
-
-        The store's own address where it is served here, and loopback for a file.
-        """
-        if not isinstance(self.address, TcpAddress):
-            return "127.0.0.1"
-        family, _, _, _, where = socket.getaddrinfo(
-            self.address.host, self.address.port or 9, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing: it only chooses a route
-            host: str = probe.getsockname()[0]
-            return host
 
 
 class Session(ABC):
@@ -161,12 +131,14 @@ class Session(ABC):
         self._rendezvous = Rendezvous(store, f"weightsync/{self.place.job}")
         return self._rendezvous
 
+    async def _find_host(self) -> str:
+        return await in_thread(lambda: self.place.host)  # may ask a name server
+
     async def _listen(
         self, key: str, message_type: Any, handler: Callable[..., Any]
     ) -> None:
         """Accept channels, and tell where under a key of the store."""
-        host = await in_thread(lambda: self.place.host)  # may ask a name server
-        self._listener = await Listener.open(host)
+        self._listener = await Listener.open(await self._find_host())
         self._tasks.start_soon(self._listener.serve, message_type | Sign, handler)
         if self._rendezvous is not None:
             self._published, endpoint = key, self._listener.endpoint
@@ -247,6 +219,15 @@ class Session(ABC):
             with suppress(WeightSyncError):
                 find = self._rendezvous.find
                 found = await in_thread_for(STORE_SECONDS, find, key, Endpoint)
+
+    async def _is_succeeded(self, key: str, deadline: float) -> bool:
+        """Whether somebody else than whom this rank reached comes until then."""
+        while (left := deadline - anyio.current_time()) > 0:
+            with suppress(PeerError, TimedOutError):
+                if await self._find(key, left) != self._reached:
+                    return True
+            await anyio.sleep(PAUSE_SECONDS)
+        return False
 
     async def _find(self, key: str, left: float) -> Endpoint:
         if self._rendezvous is None:
@@ -330,6 +311,11 @@ class TrainerSession(Session):
                 # It has failed, or is about to end: its successor may come.
                 if anyio.current_time() + PAUSE_SECONDS >= deadline:
                     raise
+            except OtherStartError as error:
+                # Of a leader that is left: the one of this start may still come.
+                if not await self._is_succeeded("leader", deadline):
+                    late = f"no other leader came within {place.timeout} s"
+                    raise OtherStartError(f"{error}; {late}") from error
             else:
                 return
             await self.rank.leave()
@@ -337,6 +323,7 @@ class TrainerSession(Session):
 
     async def _speak(self, stream: MessageStream) -> None:
         """Become the rank of a leader; return when it has accepted this one."""
+        self._engines.host = await self._find_host()
         peer = Peer(stream, lease=self.place.lease)
         self.rank = TrainerRank(
             self.place.rank,

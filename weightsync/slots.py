@@ -1,6 +1,7 @@
 """Where things lie in a generator rank's window: headers first, then the slots.
 
-The layout depends on the mode and the manifest only, so both ends compute it alike.
+The layout depends on the mode, the manifest and the size of segments only, so both ends
+compute it alike.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 from weightsync.errors import ProtocolError
 from weightsync.messages import MAX_RANKS
-from weightsync.plan import slot_layout
+from weightsync.plan import ALIGNMENT, slot_layout
+from weightsync.segments import Segments, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.epoch import Mode
+    from weightsync.plan import SlotLayout
     from weightsync.runs import Run
     from weightsync.spec import Manifest
 
@@ -58,22 +61,48 @@ class Header:
         return cls(*fields)
 
 
+SMALL_BYTES: Final = 64 << 20
+"""A window that is no larger is not cut: so much staging memory there is anyway."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The window of one generator rank; offsets and sizes in bytes."""
+    """The window of one generator rank; offsets and sizes in bytes.
+
+    ``cuts`` are where the parts of a slot begin, each of which is a segment; without
+    them the whole window is one.
+    """
 
     count: int
     slot_nbytes: int
+    cuts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, mode: Mode, manifest: Manifest) -> Slots:
-        """Lay out the window for a mode and what the rank registered."""
-        return cls(mode.slots, slot_layout(manifest).nbytes)
+    def of(cls, mode: Mode, manifest: Manifest, segment: int = 0) -> Slots:
+        """Lay out the window for a mode and what the rank registered.
+
+        Segments have at most ``segment`` bytes, or one tensor; 0 is without a bound.
+        The headers of a window that is cut are one of their own.
+        """
+        layout = slot_layout(manifest)
+        whole = cls(mode.slots, layout.nbytes)
+        small = whole.nbytes <= min(segment, SMALL_BYTES)
+        if not segment or not layout.nbytes or small:
+            return whole
+        limit = segment // ALIGNMENT * ALIGNMENT
+        return cls(mode.slots, layout.nbytes, cuts(_items(manifest, layout), limit))
 
     @property
     def nbytes(self) -> int:
         """Size of the window."""
         return self.data(self.count)
+
+    @property
+    def segments(self) -> Segments:
+        """The segments of the window: the headers, then those of each slot."""
+        slots = range(self.count) if self.cuts else ()
+        starts = [self.data(slot) + cut for slot in slots for cut in self.cuts]
+        return Segments((0, *starts), self.nbytes)
 
     def header(self, slot: int, trainer: int) -> int:
         """Where the header of a trainer rank begins."""
@@ -82,6 +111,17 @@ class Slots:
     def data(self, slot: int) -> int:
         """Where the tensors of a slot begin."""
         return self.count * HEADER_AREA + slot * self.slot_nbytes
+
+
+def _items(manifest: Manifest, layout: SlotLayout) -> list[tuple[int, int]]:
+    """What is not cut: storages where the slot mirrors them, else pieces."""
+    starts, sizes = layout.storages, manifest.storages
+    if not manifest.places:
+        nbytes = [kind.nbytes for kind in manifest.kinds]
+        starts = layout.offsets
+        sizes = tuple([nbytes[kind] for kind in manifest.kind_of])
+    items = zip(starts, sizes, strict=True)
+    return sorted({(start, size) for start, size in items if size})
 
 
 def table(runs: Sequence[Run] | Iterable[Sequence[int]], base: int) -> Tensor:

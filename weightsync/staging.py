@@ -8,37 +8,44 @@ no tensor of the caller once it is over, whatever became of its puts.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
+
 from weightsync.errors import WeightSyncError
+from weightsync.lane import as_ours
 from weightsync.packing import CHUNK_BYTES, HEADER_AT
 from weightsync.runtime import in_thread
 from weightsync.sending import Sending
 from weightsync.slots import HEADER_BYTES
+from weightsync.uncancelled import to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
 
-    from weightsync.engine import Engine
+    from weightsync.engine_nccl import NcclEngine
+    from weightsync.lane import Lane
+    from weightsync.operation import Operation
     from weightsync.packing import Packed
     from weightsync.sending import Addressed, Put
-    from weightsync.window import Operation, Window
-
-CHUNKS: Final = 8
-"""The least there are: some are left where transfers that are stuck hold the others."""
+    from weightsync.window import Window
 
 _LOOK_SECONDS: Final = 0.1
 
 
 class Chunk(NamedTuple):
-    """One chunk, and where it begins in the window of the trainer rank."""
+    """One chunk, where it begins in the window of the trainer rank, and its header.
+
+    The header is on the host, pinned: else the host would wait for its copy, and so
+    for all that is packed before.
+    """
 
     memory: Tensor
     start: int
+    header: Tensor
 
 
 class Staging:
@@ -47,29 +54,24 @@ class Staging:
     def __init__(self, memory: Tensor) -> None:
         self.memory: Final = memory
         self._changed = threading.Condition()
+        self._count: Final = memory.numel() // CHUNK_BYTES
+        headers = torch.empty(
+            self._count, HEADER_BYTES, dtype=torch.uint8, pin_memory=memory.is_cuda
+        )
         self._free = [
-            Chunk(memory[start : start + CHUNK_BYTES], start)
-            for start in range(0, memory.numel() - CHUNK_BYTES + 1, CHUNK_BYTES)
+            Chunk(memory[start : start + CHUNK_BYTES], start, header)
+            for start, header in zip(
+                range(0, self._count * CHUNK_BYTES, CHUNK_BYTES), headers, strict=True
+            )
         ]
-        self._count: Final = len(self._free)
 
-    @contextmanager
-    def taken(self, stopped: threading.Event) -> Generator[list[Chunk]]:
-        """Take two chunks, or one where few are left; none when stopped.
+    def take(self, stopped: threading.Event) -> list[Chunk]:
+        """Take two chunks, or one where few are left; none when stopped. Blocks.
 
         A put that an abort has left behind may still read a chunk that is taken again.
         What it carries then goes to a replica that was removed, into a slot that never
         becomes whole.
         """
-        found = self._take(stopped)
-        try:
-            yield found
-        finally:
-            with self._changed:
-                self._free += found
-                self._changed.notify_all()
-
-    def _take(self, stopped: threading.Event) -> list[Chunk]:
         with self._changed:
             while not self._free and not stopped.is_set():
                 self._changed.wait(_LOOK_SECONDS)
@@ -78,6 +80,12 @@ class Staging:
             count = 2 if 2 * len(self._free) > self._count else 1
             found, self._free = self._free[:count], self._free[count:]
             return found
+
+    def give_back(self, chunks: list[Chunk]) -> None:
+        """Let others take them."""
+        with self._changed:
+            self._free += chunks
+            self._changed.notify_all()
 
 
 class StagedSending(Sending):
@@ -93,7 +101,7 @@ class StagedSending(Sending):
         ranks: int,
         staging: Staging,
         naming: Callable[[], AbstractContextManager[None]],
-        engine: Engine,
+        engine: NcclEngine,
     ) -> None:
         super().__init__(window, ranks, None, naming)
         self._staging: Final = staging
@@ -110,26 +118,58 @@ class StagedSending(Sending):
         names: Sequence[str],  # noqa: ARG002 -- nothing is converted.
     ) -> None:
         """Put everything, or until stopped; no tensor is read after it returned."""
-        await in_thread(self._put_all, tensors, parcels, cancel=self.stop)
+        await to_the_end(self._put_all, tensors, parcels, cancel=self.stop)
 
-    def _put_all(self, tensors: Sequence[Tensor], parcels: Sequence[Addressed]) -> None:
+    async def _put_all(
+        self, tensors: Sequence[Tensor], parcels: Sequence[Addressed]
+    ) -> None:
+        chunks = await in_thread(self._staging.take, self._stopped)
+        try:
+            async with self._engine.lane() as lane:
+                lane.follow(self.after or ())
+                await self._flow(lane, chunks, tensors, parcels)
+        except WeightSyncError as error:  # of a device that has failed
+            self._fail(error)
+        finally:
+            self._staging.give_back(chunks)
+
+    async def _flow(
+        self,
+        lane: Lane,
+        chunks: Sequence[Chunk],
+        tensors: Sequence[Tensor],
+        parcels: Sequence[Addressed],
+    ) -> None:
+        """Pack one chunk while the other is put.
+
+        The host waits until a chunk is free, and not the stream: what it packs for a
+        put that never ends would read the caller's tensors when ``run`` has returned.
+        """
         batches = [(one, packed) for one in parcels for packed in one.parcel.packed]
-        with (
-            self._staging.taken(self._stopped) as chunks,
-            self._engine.ordered(self.after),
-        ):
-            puts: list[list[Put]] = [[] for _ in chunks]
-            for number, (one, packed) in enumerate(batches if chunks else ()):
-                index = number % len(chunks)
-                self._wait(puts[index])
-                if not self._packed(tensors, one, packed, chunks[index]):
-                    break
-                sources = [chunks[index].memory]
-                puts[index] = self._start(
-                    one.rank, one.parcel.peer, sources, packed.runs
-                )
-            for left in puts:
-                self._wait(left)
+        puts: list[list[Put]] = [[] for _ in chunks]
+        for number, (one, packed) in enumerate(batches if chunks else ()):
+            index = number % len(chunks)
+            await self._over(puts[index])
+            puts[index] = await lane.run(
+                self._issue, tensors, one, packed, chunks[index]
+            )
+            if not puts[index]:
+                break
+        for left in puts:
+            await self._over(left)
+
+    def _issue(
+        self, tensors: Sequence[Tensor], one: Addressed, packed: Packed, chunk: Chunk
+    ) -> list[Put]:
+        if not self._packed(tensors, one, packed, chunk):
+            return []
+        return self._start(one.rank, one.parcel.peer, [chunk.memory], packed.runs)
+
+    async def _over(self, puts: list[Put]) -> None:
+        while puts:
+            put = puts.pop()
+            with self._counted(put):
+                await put.operation
 
     def _packed(
         self, tensors: Sequence[Tensor], one: Addressed, packed: Packed, chunk: Chunk
@@ -145,7 +185,9 @@ class StagedSending(Sending):
             self._fail(as_ours(error))
             return False
         if packed.header:
-            chunk.memory[HEADER_AT : HEADER_AT + HEADER_BYTES].copy_(one.header)
+            chunk.header.copy_(one.header)
+            place = chunk.memory[HEADER_AT : HEADER_AT + HEADER_BYTES]
+            place.copy_(chunk.header, non_blocking=True)
         return True
 
     def _start(
@@ -159,10 +201,3 @@ class StagedSending(Sending):
 
     def _abort(self, operation: Operation) -> None:
         """Leave it: it has begun."""
-
-
-def as_ours(error: Exception) -> WeightSyncError:
-    """Return an error of c10d as one of weightsync."""
-    if isinstance(error, WeightSyncError):
-        return error
-    return WeightSyncError(f"{type(error).__name__}: {error}")

@@ -27,13 +27,15 @@ class PushReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome of one push, the same on every trainer rank.
 
     ``nbytes`` were put in total, to all replicas that it was delivered to; ``seconds``
-    from the moment all trainer ranks had called ``push``.
+    from the moment all trainer ranks had called ``push``. ``epoch`` is that in which
+    the version is counted; see ``Trainer``.
     """
 
     version: int
     nbytes: int
     seconds: float
     replicas: dict[str, ReplicaReport]
+    epoch: int = 0
 
     @property
     def bandwidth(self) -> float:

@@ -153,7 +153,12 @@ def _open_file(address: FileAddress, timeout: float) -> Store:
     return store
 
 
-def _host(address: TcpAddress, timeout: float) -> Store:
+def serve_store(host: str, timeout: float) -> torch.distributed.TCPStore:
+    """Serve a store at a free port of this interface only; PeerError if that fails."""
+    return _host(TcpAddress(host, 0), timeout)
+
+
+def _host(address: TcpAddress, timeout: float) -> torch.distributed.TCPStore:
     try:
         listener = _listen(address)
     except OSError as error:

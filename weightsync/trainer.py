@@ -45,6 +45,7 @@ from weightsync.messages import (
     Verify,
 )
 from weightsync.pushing import Push, PushOptions, request
+from weightsync.quarantine import end_link
 from weightsync.recapture import Recapture
 from weightsync.remembered import Remembered
 from weightsync.runtime import in_thread
@@ -92,7 +93,7 @@ class TrainerRank:
         self._pushes = 0
         self._push: Push | None = None
         self._putting: set[tuple[TrainerLink, Push]] = set()
-        self._keeper = Keeper(enabled=replay)
+        self._keeper = Keeper(enabled=replay, ordered=engines.ordered)
         self._capture = Recapture()
         self._sent: Remembered[bytes, None] = Remembered()
         self._layouts: Remembered[bytes, Layout] = Remembered()
@@ -104,12 +105,13 @@ class TrainerRank:
         with anyio.move_on_after(timeout):
             while len(self.replicas) < count:
                 self._check()
+                self.engines.check_budget()
                 await self._changed.wait()
             return self.replicas
         names = ", ".join(self.replicas) or "none"
         message = (
             f"trainer rank {self.rank} waited {timeout} s for {count} replicas; "
-            f"{len(self.replicas)} joined: {names}"
+            f"{len(self.replicas)} joined: {names}{await self.following.absent()}"
         )
         raise TimedOutError(message)
 
@@ -160,7 +162,7 @@ class TrainerRank:
         links, self._links = self._links, {}
         for link in links.values():
             await in_thread(link.abort)
-        await in_thread(self._keeper.close)
+        await self._keeper.close()
 
     async def _captured(
         self, state_dict: StateDict, options: PushOptions
@@ -176,6 +178,8 @@ class TrainerRank:
                 # May copy what is not contiguous: not in the loop.
                 captured = await in_thread(self._capture_in_order, options, *chosen)
             self.engines.check(captured.tensors, captured.manifest.names)
+            if not self.replicas:
+                self.engines.check_budget()
         except WeightSyncError as error:
             return Fault.of(error)
         return captured
@@ -341,7 +345,7 @@ class TrainerRank:
     def _offer(self, message: OfferLink) -> None:
         try:
             engine = self.engines.get(message.engine)
-            link = TrainerLink(self.rank, self._layouts, engine)
+            link = TrainerLink(self.rank, self._layouts, engine, message.replica)
         except WeightSyncError as error:
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
             return
@@ -356,13 +360,14 @@ class TrainerRank:
             await in_thread(link.join, message)
         except (WeightSyncError, RuntimeError) as error:
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
+            self._notify()
         else:
             self._peer.post(LinkReady(message.link))
 
     def _drop(self, message: DropLink) -> None:
         link = self._links.pop(message.link, None)
         if link is not None:
-            self._tasks.start_soon(in_thread, link.abort)
+            self._tasks.start_soon(end_link, link, self._peer)
 
     async def _plan(self, message: Agree) -> None:
         link = self._links.get(message.link)

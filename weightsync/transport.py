@@ -117,13 +117,17 @@ class Trainer(Transport[TrainerSession]):
         epoch: begins a new count of versions, if it is higher than that of the
             replicas; the same on all ranks. By default versions continue above the
             highest that a replica of the pool holds, in its epoch.
-        replay: keep a copy of this rank's shards of the last version in memory of the
-            host, one more copy of them, so that a replica that joins gets that version
+        replay: keep one copy of this rank's shards of the last version in memory of the
+            host, also of those on a GPU, so that a replica that joins gets that version
             at once. Copying takes part of each push; see docs/benchmarks.md.
         admit: ``"all"`` replicas that come, or only ``"proposed"`` ones, so that none
             is in before the first ``propose``.
-        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` for tensors on the GPU that
-            is current now; by default that of the replicas. All of a job use the same.
+        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` or ``"torch-nccl2"`` on the
+            GPU that is current now; by default that of the replicas. All use the same.
+        staging_bytes: the most GPU memory that this rank takes for its transfers over
+            NCCL; by default as much as docs/gpu.md says. A replica that needs more is
+            not let in: then ``wait_for_replicas``, and ``push`` where there is no other
+            replica, raise a PlanError that says how much would do.
 
     Trainers may be restarted at the same address while generators stay. Those before
     them that are still there, as with a file store, then raise FencedError.
@@ -145,10 +149,12 @@ class Trainer(Transport[TrainerSession]):
         epoch: int | None = None,
         replay: bool = False,
         admit: Admit = "all",
-        engine: Literal["shm", "nccl"] | None = None,
+        engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
+        staging_bytes: int | None = None,
     ) -> None:
         place = address, rank, world_size, job, timeout, lease
-        super().__init__(trainer_core(*place, epoch, replay, admit, engine))
+        chosen = epoch, replay, admit, engine, staging_bytes
+        super().__init__(trainer_core(*place, *chosen))
         self._timeout = timeout
 
     @property
@@ -161,7 +167,7 @@ class Trainer(Transport[TrainerSession]):
     ) -> tuple[str, ...]:
         """Wait until the pool has ``count`` replicas; return the names of all.
 
-        Raises TimedOutError saying how many joined, and which.
+        Raises TimedOutError saying how many joined, which, and who is not in yet.
         """
         session = self._core.session
         seconds = check_timeout(self._timeout if timeout is None else timeout)
@@ -302,8 +308,11 @@ class Generator(Transport[GeneratorSession]):
         lease: seconds without a sign of life from this process after which its peers
             take it for dead, and it them. Signs are given whatever the program does;
             only a process that is stopped, or holds the GIL for so long, gives none.
-        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` for tensors on a GPU; by
-            default the one that fits the tensors.
+        engine: ``"shm"`` for tensors on the CPU, ``"nccl"`` or ``"torch-nccl2"`` for
+            tensors on a GPU (see docs/gpu.md); by default the former that fits.
+        segment_bytes: of the allocations that the window is made of, with ``"nccl"``;
+            one that holds a larger tensor is larger. Trainer ranks need about twice as
+            much for their transfers.
 
     Raises PlanError, DtypeError or UnsupportedError for tensors that cannot be received
     into, and PlanError for rules that do not fit them; on entering, PlanError for a
@@ -323,7 +332,8 @@ class Generator(Transport[GeneratorSession]):
         job: str = "default",
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
-        engine: Literal["shm", "nccl"] | None = None,
+        engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
         core, self._tensors = generator_core(
             address,
@@ -337,6 +347,7 @@ class Generator(Transport[GeneratorSession]):
             timeout,
             lease,
             engine,
+            segment_bytes,
         )
         super().__init__(core)
         self._timeout = timeout

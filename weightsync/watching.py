@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weightsync.agreement import Agreement
     from weightsync.errors import WeightSyncError
     from weightsync.replica import Replica
 
 
 class Watcher:
     """Who wants to know what happens in the pool: the pushes under way."""
+
+    def formed(self, replica: Replica) -> Agreement | None:
+        """A link is formed; return what its ranks plan before a push goes to it."""
 
     def joined(self, replica: Replica) -> None:
         """A replica is active: the next push goes to it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from weightsync.backend import first_unwritable, repoint
+from weightsync.backend import first_unwritable
 from weightsync.epoch import Mode
 from weightsync.errors import PlanError, UnsupportedError
 from weightsync.fit import LISTED
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightsync.engine import Engine
+    from weightsync.memory import Memory
     from weightsync.window import Window
 
 
@@ -39,7 +40,7 @@ class Tensors:
         self,
         mode: Mode,
         registered: Registered,
-        memory: Tensor,
+        memory: Memory,
         slots: Slots,
         engine: Engine,
     ) -> None:
@@ -69,7 +70,7 @@ class Tensors:
         with self._engine.ordered(self._engine.noted()):
             for (storage, *_), start in pairs:
                 begin = self._slots.data(0) + start
-                self._memory[begin : begin + storage.nbytes].copy_(storage)
+                self._memory.view(begin, storage.nbytes).copy_(storage)
         self._repoint(0)
 
     async def switch(self, window: Window, slot: int, names: frozenset[str]) -> None:
@@ -101,7 +102,11 @@ class Tensors:
     def _check_writable(self) -> None:
         # Smaller ones share their pages with what is written all the time.
         large = [i for i in self._owners if self._tensors[i].nbytes >= mmap.PAGESIZE]
-        index = first_unwritable([_extent(self._tensors[i]) for i in large])
+        try:
+            extents = [_extent(self._tensors[i]) for i in large]
+        except RuntimeError as error:  # of torch, for strides beyond the storage
+            raise PlanError(f"{self._shrunk()}{error}") from error
+        index = first_unwritable(extents)
         if index >= 0:
             raise _unwritable(self._labels[large[index]])
 
@@ -122,6 +127,8 @@ class Tensors:
             await in_thread(self._copy_alone, pairs)
 
     def _copy_alone(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        if shrunk := self._shrunk():  # torch would write beyond it, or fail namelessly
+            raise PlanError(f"{shrunk}no version can be copied there")
         with self._engine.ordered(self._engine.noted()):
             _copy(pairs)
 
@@ -150,7 +157,8 @@ class Tensors:
         if runs.numel():
             runs[:, 1] += self._slots.data(1 - slot)
             runs[:, 2] += self._slots.data(slot)
-            await self._engine.copy_in(window, [self._memory], runs)
+            sources = self._memory.segments.sources(runs)
+            await self._engine.copy_in(window, self._memory.tensors, sources)
 
     def _beside(self, covered: frozenset[int]) -> Tensor:
         """Make a table of all bytes of a slot that are not in these pieces."""
@@ -179,7 +187,7 @@ class Tensors:
         """A piece where it lies packed in the slot (staged)."""
         tensor = self._tensors[index]
         start = self._slots.data(0) + self._layout.offsets[index]
-        data = self._memory[start : start + tensor.nbytes]
+        data = self._memory.view(start, tensor.nbytes)
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _repoint(self, slot: int) -> None:
@@ -189,7 +197,7 @@ class Tensors:
             for same, start in zip(self._storages, self._layout.storages, strict=True)
             for storage in same
         ]
-        repoint([s for s, _ in pairs], self._memory, [at for _, at in pairs])
+        self._memory.lodge(pairs)
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -10,28 +10,19 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-import anyio.to_thread
 import torch
-from torch._C._distributed_c10d import (
-    ErrorType,
-    WaitSignalOptions,
-    WindowAccessType,
-)
-from torch.distributed import DistBackendError
+from torch._C._distributed_c10d import WaitSignalOptions, WindowAccessType
 
 from weightsync.errors import (
     ClosedError,
     EpochError,
-    PeerError,
     PlanError,
-    TimedOutError,
     UnsupportedError,
-    WeightSyncError,
 )
+from weightsync.operation import FOREVER, Operation, Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
     from torch._C._distributed_c10d import Backend, ProcessGroup, Work
@@ -39,84 +30,6 @@ if TYPE_CHECKING:
 RUN_COLUMNS: Final = 7
 """Index of the tensor, offset in it, offset in the window, rows, bytes of a row, stride
 in the tensor, stride in the window: the columns of a table of runs."""
-
-FOREVER: Final = timedelta(days=3650)
-
-_FAULTS: Final[Mapping[ErrorType, type[WeightSyncError]]] = {
-    ErrorType.TIMEOUT: TimedOutError,
-    ErrorType.REMOTE_ERROR: PeerError,
-}
-
-
-class Operation:
-    """Something one-sided under way: await it, or ``wait`` for it on this thread.
-
-    Awaiting works on asyncio and trio. A cancelled await gives the operation up; a put
-    that was given up has stopped reading its source when the await ends. What NCCL was
-    given it does not give back: there a cancelled await ends at once, the operation
-    goes on, and an error or a wait that is out of time ends the whole group.
-    """
-
-    def __init__(self, work: Any, backend: Any = None) -> None:
-        self._work = work
-        self._backend = backend
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        """Wait in an event loop. Raises what ``wait`` raises."""
-        return self._finish().__await__()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until finished, at most ``timeout`` seconds.
-
-        Raises TimedOutError, PeerError when the peer is gone, ClosedError when the
-        window or the operation was given up.
-        """
-        try:
-            self._wait(timeout)
-        except DistBackendError as error:
-            raise self._fault()(str(error)) from error
-
-    def _wait(self, timeout: float | None) -> None:
-        if timeout is not None:
-            self._work.wait(timedelta(seconds=timeout))
-        elif hasattr(self._work, "fileno"):
-            self._work.wait()
-        else:
-            # Without a time, work of a GPU makes only the stream wait.
-            self._work.wait(FOREVER)
-
-    def _fault(self) -> type[WeightSyncError]:
-        """c10d has one class for all that befalls a group, which knows more."""
-        with suppress(RuntimeError, AttributeError):
-            return _FAULTS.get(self._backend.get_error(), WeightSyncError)
-        return WeightSyncError
-
-    def done(self) -> bool:
-        """Whether it is finished, well or not."""
-        return bool(self._work.is_completed())
-
-    def abort(self) -> None:
-        """Give it up. A wait has then taken no signal; a put has sent none.
-
-        Raises RuntimeError on a GPU, where only the whole group can be aborted.
-        """
-        abort = getattr(self._work, "abort", None)
-        if abort is not None:
-            abort()
-
-    async def _finish(self) -> None:
-        if not hasattr(self._work, "fileno"):
-            await anyio.to_thread.run_sync(self.wait, abandon_on_cancel=True)
-            return
-        ready = self._work.fileno()
-        try:
-            await anyio.wait_readable(ready)
-        except anyio.get_cancelled_exc_class():
-            self.abort()
-            with anyio.CancelScope(shield=True):
-                await anyio.wait_readable(ready)
-            raise
-        self._work.wait()
 
 
 class Window:
@@ -269,7 +182,7 @@ class Window:
                 self._window.put_many(list(tensors), runs, peer, signals, True)
             )
         rows = [self._put_row(tensors, row, peer) for row in _rows(runs)]
-        return _All(rows, self._backend)
+        return self._all(rows)
 
     def signal(self, peer: int) -> Operation:
         """Signal ``peer`` once, after everything put to it before."""
@@ -298,13 +211,12 @@ class Window:
             return self._issued(self._window.wait_signals(peers, counts, limit, True))
         options = WaitSignalOptions()
         options.timeout = limit
-        return _All(
+        return self._all(
             [
                 self._window.wait_signal(peer, True, options)
                 for peer, count in expected.items()
                 for _ in range(count)
-            ],
-            self._backend,
+            ]
         )
 
     def connect(self, peers: Sequence[int]) -> None:
@@ -362,6 +274,9 @@ class Window:
     def _issued(self, work: Any) -> Operation:
         return Operation(work, self._backend)
 
+    def _all(self, works: Sequence[Any]) -> Operation:
+        return Operations([Operation(work, self._backend) for work in works])
+
     def _put_row(self, tensors: Sequence[Tensor], row: _Row, peer: int) -> Work:
         index, start, offset, nbytes = row
         data = as_bytes(tensors[index])
@@ -392,26 +307,3 @@ def _rows(runs: Tensor) -> list[_Row]:
             (index, start + i * stride, offset + i * step, nbytes) for i in range(count)
         ]
     return rows
-
-
-class _All(Operation):
-    """Several pieces of c10d work as one operation."""
-
-    def __init__(self, works: Sequence[Any], backend: Any) -> None:
-        super().__init__(None)
-        self._each = [Operation(work, backend) for work in works]
-
-    def wait(self, timeout: float | None = None) -> None:
-        for each in self._each:
-            each.wait(timeout)
-
-    def done(self) -> bool:
-        return all(each.done() for each in self._each)
-
-    def abort(self) -> None:
-        for each in self._each:
-            each.abort()
-
-    async def _finish(self) -> None:
-        for each in self._each:
-            await each

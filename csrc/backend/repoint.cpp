@@ -25,18 +25,19 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& memory,
 
 }  // namespace
 
-void repoint(const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
+void repoint(const std::vector<at::Tensor>& tensors,
+             const std::vector<at::Tensor>& memory,
              const std::vector<std::int64_t>& offsets) {
-  check(tensors.size() == offsets.size(), Code::kInvalid,
-        "repoint needs one offset for each tensor");
+  check(tensors.size() == offsets.size() && tensors.size() == memory.size(),
+        Code::kInvalid, "repoint needs one memory and one offset for each tensor");
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_fits(tensors[i], memory, offsets[i]);
+    check_fits(tensors[i], memory[i], offsets[i]);
   }
-  auto* const base = static_cast<std::byte*>(memory.mutable_data_ptr());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    auto* const owner = new c10::Storage(memory.storage());
+    auto* const base = static_cast<std::byte*>(memory[i].mutable_data_ptr());
+    auto* const owner = new c10::Storage(memory[i].storage());
     tensors[i].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-        c10::DataPtr(base + offsets[i], owner, &release_storage, memory.device()));
+        c10::DataPtr(base + offsets[i], owner, &release_storage, memory[i].device()));
   }
 }
 

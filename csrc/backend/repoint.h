@@ -8,12 +8,13 @@
 
 namespace weightsync {
 
-// Exchanges the memory of each tensor's storage for that of `memory` at an offset in
-// bytes, without a copy. The storage object stays, so all tensors that share it (a
-// parameter and what state_dict() made of it, views) see the new memory. It keeps
-// `memory` alive. Each tensor covers its whole storage, on the device of `memory`;
+// Exchanges the memory of each tensor's storage for that of `memory`, one for each, at
+// an offset in bytes, without a copy. The storage object stays, so all tensors that
+// share it (a parameter and what state_dict() made of it, views) see the new memory. It
+// keeps that alive. Each tensor covers its whole storage, on the device of its memory;
 // PlanError otherwise, before any is changed.
-void repoint(const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
+void repoint(const std::vector<at::Tensor>& tensors,
+             const std::vector<at::Tensor>& memory,
              const std::vector<std::int64_t>& offsets);
 
 }  // namespace weightsync

@@ -23,6 +23,10 @@ class Function<Returned(Arguments...)> {
   void find(void* library) {
     pointer_ = reinterpret_cast<Returned (*)(Arguments...)>(::dlsym(library, name_));
   }
+  // For what is found by other means.
+  void take(void* pointer) {
+    pointer_ = reinterpret_cast<Returned (*)(Arguments...)>(pointer);
+  }
   bool exists() const { return pointer_ != nullptr; }
   const char* name() const { return name_; }
 

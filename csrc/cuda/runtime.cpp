@@ -28,9 +28,15 @@ const Runtime& runtime() {
     made->memcpy_2d_async.find(RTLD_DEFAULT);
     made->memset_async.find(RTLD_DEFAULT);
     made->launch_host_func.find(RTLD_DEFAULT);
+    made->stream_create_with_priority.find(RTLD_DEFAULT);
+    made->stream_destroy.find(RTLD_DEFAULT);
     made->thread_exchange_capture_mode.find(RTLD_DEFAULT);
+    made->host_register.find(RTLD_DEFAULT);
+    made->host_unregister.find(RTLD_DEFAULT);
+    made->get_last_error.find(RTLD_DEFAULT);
     made->device_synchronize.find(RTLD_DEFAULT);
     made->stream_synchronize.find(RTLD_DEFAULT);
+    made->driver_entry_point.find(RTLD_DEFAULT);
     made->error_string.find(RTLD_DEFAULT);
     return made;
   }();

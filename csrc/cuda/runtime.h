@@ -24,10 +24,19 @@ struct Runtime {
       "cudaMemsetAsync"};
   Function<cudaError_t(cudaStream_t, cudaHostFn_t, void*)> launch_host_func{
       "cudaLaunchHostFunc"};
+  Function<cudaError_t(cudaStream_t*, unsigned, int)> stream_create_with_priority{
+      "cudaStreamCreateWithPriority"};
+  Function<cudaError_t(cudaStream_t)> stream_destroy{"cudaStreamDestroy"};
   Function<cudaError_t(cudaStreamCaptureMode*)> thread_exchange_capture_mode{
       "cudaThreadExchangeStreamCaptureMode"};
+  Function<cudaError_t(void*, std::size_t, unsigned)> host_register{"cudaHostRegister"};
+  Function<cudaError_t(void*)> host_unregister{"cudaHostUnregister"};
+  Function<cudaError_t()> get_last_error{"cudaGetLastError"};
   Function<cudaError_t()> device_synchronize{"cudaDeviceSynchronize"};
   Function<cudaError_t(cudaStream_t)> stream_synchronize{"cudaStreamSynchronize"};
+  Function<cudaError_t(const char*, void**, unsigned, unsigned long long,
+                       cudaDriverEntryPointQueryResult*)>
+      driver_entry_point{"cudaGetDriverEntryPointByVersion"};
   Function<const char*(cudaError_t)> error_string{"cudaGetErrorString"};
 
   // kUnsupported without the function, else kSystem with what CUDA says.

@@ -23,6 +23,9 @@ TEST(RuntimeTest, TheFunctionsAreThoseOfThisProcess) {
   EXPECT_TRUE(runtime().memcpy_async.exists());
   EXPECT_TRUE(runtime().memset_async.exists());
   EXPECT_TRUE(runtime().launch_host_func.exists());
+  EXPECT_TRUE(runtime().host_register.exists());
+  EXPECT_TRUE(runtime().host_unregister.exists());
+  EXPECT_TRUE(runtime().get_last_error.exists());
   EXPECT_TRUE(runtime().error_string.exists());
 }
 

@@ -162,6 +162,11 @@ WEIGHTSYNC_EMULATOR_EXPORT int physical_device(int device);
 // after a fault of a kernel on hardware. The first one stays.
 WEIGHTSYNC_EMULATOR_EXPORT void poison(int device, int cuda_error, std::string message);
 
+// Counts one call of a function of CUDA or NCCL; and all of them as lines of a name, a
+// space and a number.
+WEIGHTSYNC_EMULATOR_EXPORT void count_call(const char* function);
+WEIGHTSYNC_EMULATOR_EXPORT std::string counted_calls();
+
 // Prints "weightsync emulator: <message>" as one line on stderr.
 WEIGHTSYNC_EMULATOR_EXPORT void complain(const std::string& message);
 

@@ -34,7 +34,7 @@ Library library_of(OperationKind operation) {
 }
 
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr std::string_view kVersions[] = {"2.30.7", "2.31.2"};
+constexpr std::string_view kVersions[] = {"2.29.7", "2.30.7", "2.31.2", "2.32.3"};
 // Results of NCCL from ncclUnhandledCudaError to ncclTimeout.
 constexpr int kLastNcclCode = 8;
 // cudaErrorMemoryAllocation, all that an allocation can fail with.
@@ -221,12 +221,16 @@ Status read_action(std::string_view text, FaultRule& rule) {
     rule.action.kind = name == "kill" ? Action::Kind::kKill : Action::Kind::kStall;
     return {};
   }
+  if (!value && name == "trace") {
+    rule.action.kind = Action::Kind::kTrace;
+    return {};
+  }
   if (!value && name == "block") {
     rule.action.kind = Action::Kind::kBlock;
     return needs_a_transfer("block", rule);
   }
   return wrong("the action", text,
-               "delay=SECONDS, stall, block, kill, fail=CODE or error=CODE");
+               "delay=SECONDS, stall, block, kill, trace, fail=CODE or error=CODE");
 }
 
 Status read_rule(std::string_view entry, std::string_view matching,
@@ -276,7 +280,7 @@ Status read_networks(std::string_view text, FaultSpec& spec) {
 Status read_nccl(std::string_view text, FaultSpec& spec) {
   if (std::find(std::begin(kVersions), std::end(kVersions), text) ==
       std::end(kVersions)) {
-    return wrong("nccl", text, "2.30.7 or 2.31.2");
+    return wrong("nccl", text, "2.29.7, 2.30.7, 2.31.2 or 2.32.3");
   }
   spec.nccl = std::string(text);
   return {};
@@ -291,12 +295,16 @@ Status read_entry(std::string_view entry, FaultSpec& spec) {
     spec.symmetric = false;
     return {};
   }
+  if (!value && name == "set-apart") {
+    spec.set_apart = true;
+    return {};
+  }
   if (value && name == "out-of-memory") return read_memory(*value, spec);
   if (value && name == "network") return read_networks(*value, spec);
   if (value && name == "nccl") return read_nccl(*value, spec);
   return {Code::kInvalid,
           "it is neither OPERATION@MATCHERS:ACTION nor one of no-symmetric, "
-          "out-of-memory=BYTES, network=PAIRS, nccl=VERSION"};
+          "set-apart, out-of-memory=BYTES, network=PAIRS, nccl=VERSION"};
 }
 
 }  // namespace

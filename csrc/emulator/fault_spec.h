@@ -4,11 +4,11 @@
 //   entry    = operation [ "@" matcher { "," matcher } ] ":" action
 //            | "no-symmetric" | "out-of-memory=" bytes
 //            | "network=" pair { "," pair }         a pair is "0-2"; "*" is every pair
-//            | "nccl=" version                      2.30.7 or 2.31.2
+//            | "set-apart" | "nccl=" version        2.29.7, 2.30.7, 2.31.2, 2.32.3
 //   matcher  = "rank=" number | "n=" number | "from=" number
 //            | "p=" probability | "seed=" number
 //   action   = "delay=" seconds | "stall" | "kill" | "fail=" code | "error=" code
-//            | "block"
+//            | "block" | "trace"
 //
 // For example: put@rank=1,n=3:kill; all_reduce@n=2:fail=6; *@p=0.1,seed=7:delay=0.05
 //
@@ -17,7 +17,8 @@
 // occurrence matches, of every rank; n is one occurrence, counted from 1; from is that
 // one and all later ones. A code is an ncclResult_t, and 2 for malloc. An error is one
 // that shows behind the call: the operation never ends, and its communicator fails.
-// What blocks keeps the call itself, until the communicator is aborted.
+// What blocks keeps the call itself, until the communicator is aborted. What is traced
+// is told on stderr and goes on: a list of the calls of a program.
 #pragma once
 
 #include <chrono>
@@ -79,7 +80,8 @@ struct Action {
     kKill,
     kFail,
     kError,
-    kBlock
+    kBlock,
+    kTrace
   };
 
   Kind kind = Kind::kNone;
@@ -111,6 +113,8 @@ struct FaultSpec {
   std::vector<FaultRule> rules;
   // False: ncclCommWindowRegister succeeds with a NULL window, as without CUDA P2P.
   bool symmetric = true;
+  // What a communicator that was aborted leaves behind is reported, and ends nothing.
+  bool set_apart = false;
   // Device memory that can be allocated on each device, below what the device has.
   std::optional<std::uint64_t> memory;
   // Pairs of ranks, the lower first, that reach each other through a network only.

@@ -77,6 +77,16 @@ TEST(FaultSpec, ReadsSeveralEntriesWithBlanksAndComments) {
   EXPECT_EQ(3U << 30, spec.memory);
 }
 
+TEST(FaultSpec, ReadsWhatIsTracedAndWhatIsSetApart) {
+  const FaultSpec spec = parsed("*:trace; set-apart; nccl=2.29.7");
+  ASSERT_EQ(1U, spec.rules.size());
+
+  EXPECT_EQ(Kind::kTrace, spec.rules[0].action.kind);
+  EXPECT_TRUE(spec.set_apart);
+  EXPECT_FALSE(parsed("put:kill").set_apart);
+  EXPECT_EQ("2.29.7", spec.nccl);
+}
+
 TEST(FaultSpec, NothingIsNoFault) {
   const FaultSpec spec = parsed(" \n;# only words\n");
 
@@ -145,10 +155,10 @@ TEST(FaultSpec, RefusesWithTheEntryAndWhatMayBeThere) {
        "of rank, n, from, p, seed"},
       {"put:explode",
        "the fault 'put:explode': the action is 'explode', but must be delay=SECONDS, "
-       "stall, block, kill, fail=CODE or error=CODE"},
+       "stall, block, kill, trace, fail=CODE or error=CODE"},
       {"put:kill=9",
        "the fault 'put:kill=9': the action is 'kill=9', but must be delay=SECONDS, "
-       "stall, block, kill, fail=CODE or error=CODE"},
+       "stall, block, kill, trace, fail=CODE or error=CODE"},
       {"send:error=0",
        "the fault 'send:error=0': error is '0', but must be an ncclResult_t from 1 to "
        "8"},
@@ -182,10 +192,11 @@ TEST(FaultSpec, RefusesWithTheEntryAndWhatMayBeThere) {
        "the fault 'out-of-memory=99999999999TiB': out-of-memory is '99999999999TiB', "
        "but must be a number of bytes, such as 4096 or 2GiB"},
       {"nccl=2.27",
-       "the fault 'nccl=2.27': nccl is '2.27', but must be 2.30.7 or 2.31.2"},
+       "the fault 'nccl=2.27': nccl is '2.27', but must be 2.29.7, 2.30.7, 2.31.2 or "
+       "2.32.3"},
       {"put; kill",
        "the fault 'put': it is neither OPERATION@MATCHERS:ACTION nor one of "
-       "no-symmetric, out-of-memory=BYTES, network=PAIRS, nccl=VERSION"},
+       "no-symmetric, set-apart, out-of-memory=BYTES, network=PAIRS, nccl=VERSION"},
   };
 
   for (const auto& [text, message] : refusals) EXPECT_EQ(message, refusal(text));

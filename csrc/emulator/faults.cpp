@@ -58,9 +58,12 @@ Action Faults::next(OperationKind operation, int rank) {
   for (std::size_t index = 0; index < spec_.rules.size(); ++index) {
     const FaultRule& rule = spec_.rules[index];
     if (rule.operation && *rule.operation != operation) continue;
-    if (matches(rule, index, rank, rule.operation ? count : any_count)) {
-      return rule.action;
-    }
+    if (!matches(rule, index, rank, rule.operation ? count : any_count)) continue;
+    if (rule.action.kind != Action::Kind::kTrace) return rule.action;
+    std::fprintf(stderr, "weightsync emulator: process %d calls %s, occurrence %llu\n",
+                 static_cast<int>(::getpid()), name_of(operation).data(),
+                 static_cast<unsigned long long>(count));
+    return {};
   }
   return {};
 }
@@ -94,6 +97,7 @@ bool carry_out(const Action& action, const std::function<bool()>& given_up) {
   switch (action.kind) {
     case Action::Kind::kNone:
     case Action::Kind::kFail:
+    case Action::Kind::kTrace:
       return true;
     case Action::Kind::kDelay:
       std::this_thread::sleep_for(action.delay);

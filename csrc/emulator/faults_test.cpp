@@ -66,6 +66,13 @@ TEST(Faults, AnyOperationCountsAllOfThem) {
   EXPECT_EQ(Hits{1}, hits(faults, OperationKind::kWait, 0, 3));
 }
 
+TEST(Faults, WhatIsTracedGoesOn) {
+  Faults faults(spec("put@n=2:stall; *:trace"));
+
+  EXPECT_EQ(Hits(), hits(faults, OperationKind::kWait, 0, 2));
+  EXPECT_EQ(Hits{2}, hits(faults, OperationKind::kPut, 0, 3));
+}
+
 TEST(Faults, FromMeansAllLaterOnesToo) {
   Faults faults(spec("put@from=3:stall"));
 

@@ -154,7 +154,10 @@ Status Communicator::destroy(Deadline deadline) {
 }
 
 Status Communicator::end(const char* call, End function, Deadline deadline) {
-  if (ended_.exchange(true)) return {};
+  if (ended_.exchange(true)) {
+    await_end(deadline);
+    return {};
+  }
   // Whoever asks for an error at this moment still has the handle.
   {
     const std::lock_guard<std::mutex> lock(asking_);
@@ -169,8 +172,16 @@ Status Communicator::end(const char* call, End function, Deadline deadline) {
         if (ended.ok()) self->gone_ = true;
         return ended;
       });
-  if (status.code() == Code::kTimedOut) quarantined_ = true;
+  if (!status.ok()) quarantined_ = true;
+  const std::lock_guard<std::mutex> lock(ending_);
+  end_is_known_ = true;
+  end_known_.notify_all();
   return status;
+}
+
+void Communicator::await_end(Deadline deadline) {
+  std::unique_lock<std::mutex> lock(ending_);
+  end_known_.wait_until(lock, deadline, [this] { return end_is_known_; });
 }
 
 Status Communicator::async_error() const {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // What is pending ends, and later operations fail. Idempotent.
   Status revoke(Deadline deadline);
-  // Ends it now, whatever its state. Idempotent.
+  // Ends it now, whatever its state. Idempotent: a later call waits for the first.
   Status abort(Deadline deadline);
   // Ends it when what is pending has ended. Idempotent.
   Status destroy(Deadline deadline);
@@ -113,6 +114,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                               const char* call, const Place& place, Deadline deadline,
                               Fill fill, const Interrupted& interrupted = nullptr);
   Status end(const char* call, End function, Deadline deadline);
+  void await_end(Deadline deadline);
 
   // Constant after construction.
   const std::shared_ptr<const Library> library_;
@@ -126,6 +128,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> revoked_{false};
   std::atomic<bool> quarantined_{false};
   std::atomic<bool> gone_{false};
+  std::mutex ending_;
+  std::condition_variable end_known_;
+  bool end_is_known_ = false;  // guarded by ending_; what became of it
 };
 
 }  // namespace weightsync::nccl

@@ -35,6 +35,8 @@ Status no_window(const Library& library) {
                                   " makes no windows for this process group: " + why};
 }
 
+Status ended() { return {Code::kClosed, "the communicator has ended"}; }
+
 }  // namespace
 
 Windows::Windows(Communicator::Pointer communicator)
@@ -58,7 +60,11 @@ Status Windows::aside(const std::string& what, Deadline deadline,
         if (!bound.ok()) return bound;
         return work();
       },
-      interrupted);
+      // An abort may not get a call out of NCCL.
+      [this, &interrupted]() -> Status {
+        if (communicator_->ended()) return ended();
+        return interrupted ? interrupted() : Status();
+      });
 }
 
 // --- what all ranks do ---
@@ -108,7 +114,7 @@ Status Windows::issue_exchange(const Words& mine, cudaStream_t stream,
   if (!status.ok()) return status;
   {
     const std::lock_guard<std::timed_mutex> issuing(communicator_->issuing());
-    if (communicator_->ended()) return {Code::kClosed, "the communicator has ended"};
+    if (communicator_->ended()) return ended();
     status =
         library.check(library.ncclAllGather(sent, exchanged_, sizeof mine, ncclUint8,
                                             communicator_->handle(), stream),
@@ -143,7 +149,7 @@ Status Windows::add(void* base, std::size_t bytes, Deadline deadline,
 Status Windows::register_now(void* base, std::size_t bytes, Round& made) {
   const Library& library = communicator_->library();
   const std::lock_guard<std::timed_mutex> issuing(communicator_->issuing());
-  if (communicator_->ended()) return {Code::kClosed, "the communicator has ended"};
+  if (communicator_->ended()) return ended();
   ncclWindow_t handle = nullptr;
   Status status =
       library.check(library.ncclCommWindowRegister(communicator_->handle(), base, bytes,
@@ -168,7 +174,7 @@ Status Windows::warm_up_now(cudaStream_t stream) {
   const Library& library = communicator_->library();
   {
     const std::lock_guard<std::timed_mutex> issuing(communicator_->issuing());
-    if (communicator_->ended()) return {Code::kClosed, "the communicator has ended"};
+    if (communicator_->ended()) return ended();
     const int rank = communicator_->rank();
     Status status = library.check(
         library.ncclSignal(rank, 0, 0, 0, communicator_->handle(), stream),

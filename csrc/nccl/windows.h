@@ -39,6 +39,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
   // --- collective: each returns when all ranks have called it, or at the deadline ---
 
   std::mutex& meeting() { return meeting_; }
+  const Library& library() const { return communicator_->library(); }
 
   // What each rank says. What was issued on this communicator before is over then, on
   // all ranks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.chaos.words import Call, Census, Doing, Held, Replicas, Torn
@@ -35,6 +36,7 @@ class Process:
         self.frozen_at = 0.0
         self.outlasting = False
         self.removed = False
+        self.excluded = False
 
     def __repr__(self) -> str:
         return self.child.name
@@ -118,6 +120,20 @@ class Process:
         found = [call for call in self.calls if call.name == name]
         return found[-1] if found else None
 
+    def lost(self, kind: str, who: str, since: int = 0) -> bool:
+        """Whether a receive said that it is out of the pool, and whose fault that is.
+
+        ``since`` is how many of its calls had ended before.
+        """
+        return any(
+            call.name == "receive" and call.kind == kind and who in call.text
+            for call in self.calls[since:]
+        )
+
+    def count(self, name: str) -> int:
+        """Return how many of its calls of a name have ended."""
+        return sum(call.name == name for call in self.calls)
+
     @property
     def opened(self) -> bool:
         """Whether it has joined."""
@@ -143,16 +159,28 @@ class Process:
         return [version for version in received if version is not None]
 
 
-class Replica(NamedTuple):
-    """A replica of a scenario. ``marks`` are what happened to it."""
+@dataclass(eq=False, repr=False, slots=True)
+class Replica:
+    """A replica of a scenario. ``marks`` are what happened to it.
+
+    It ``returns`` when trainers start again, if it was in the pool and stays. It
+    ``breaks`` if a rank of it dies while it is in the pool.
+    """
 
     join: Join
     processes: list[Process]
-    marks: set[str]
+    marks: set[str] = field(default_factory=set)
+    returns: bool = False
+    breaks: bool = False
 
     @property
     def name(self) -> str:
         return self.join.name
+
+    @property
+    def stays(self) -> bool:
+        """Whether it joins again by itself, and all of its ranks are there for that."""
+        return self.join.stays and all(process.alive for process in self.processes)
 
     @property
     def untouched(self) -> bool:
@@ -180,13 +208,14 @@ class Replica(NamedTuple):
 
 
 class Push:
-    """One push: who was asked, and how the calls ended.
+    """One push of some ``seconds``: who was asked, and how the calls ended.
 
     ``disturbed`` says that something happened to a trainer rank meanwhile.
     """
 
-    def __init__(self, version: int, ranks: list[Process]) -> None:
+    def __init__(self, version: int, ranks: list[Process], seconds: float) -> None:
         self.version = version
+        self.seconds = seconds
         self.ranks = ranks
         self.began = time.monotonic()
         self.calls: dict[int, Call] = {}
@@ -207,3 +236,34 @@ class Push:
             rank in self.calls or not process.alive or process.outlasting
             for rank, process in enumerate(self.ranks)
         )
+
+
+class Limits(NamedTuple):
+    """The timeout of a push, and the seconds within which it must end."""
+
+    seconds: float
+    limit: float
+
+
+class Job:
+    """The trainer ranks of one start, and their pushes."""
+
+    def __init__(self, ranks: list[Process]) -> None:
+        self.ranks = ranks
+        self.pushes: list[Push] = []
+        self.victim: int | None = None
+
+    @property
+    def opened(self) -> bool:
+        return all(rank.opened for rank in self.ranks)
+
+    @property
+    def pushing(self) -> Push | None:
+        """The push under way."""
+        last = self.pushes[-1] if self.pushes else None
+        return None if last is None or last.over else last
+
+    def disturb(self) -> None:
+        """A trainer rank is struck: what pushes now may fail for it."""
+        if self.pushes:
+            self.pushes[-1].disturbed = True

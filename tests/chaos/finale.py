@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos.stage import GRACE, ChaosError, Stage
-from tests.chaos.words import CLOSE_SECONDS, OPEN_SECONDS
+from tests.chaos.words import CLOSE_SECONDS, GRACE, OPEN_SECONDS, ChaosError
 
 if TYPE_CHECKING:
-    from tests.chaos.cast import Process, Push, Replica
-    from tests.chaos.stage import Job
+    from tests.chaos.cast import Job, Process, Push, Replica
+    from tests.chaos.stage import Stage
     from tests.chaos.words import Census
 
 LAST_SECONDS = 10.0
 """Timeout of the last push: nobody is frozen any more."""
 
 TOLD = "removed this process, which gave no sign of life for"
+
+NOT_NAMED = "does not name it"
 
 SLACK = 3
 """Descriptors and threads that may be open for a moment."""
@@ -25,13 +26,15 @@ def finish(stage: Stage) -> None:
     """Push once more to all who are left, let all go, and look what stays."""
     job = stage.job
     if job is not None:
-        untouched = [replica for replica in stage.replicas if replica.untouched]
+        stage.scheduler.settle()
+        untouched = stage.expected
         _gather(stage, job, untouched)
         push = stage.push(LAST_SECONDS)
         if push is not None:
             _all_have(stage, push, untouched)
     _broken_ones_end(stage)
     _removed_ones_end(stage)
+    _excluded_ones_end(stage)
     _let_go(stage)
     if job is not None:
         _trainers_are_as_before(stage, job)
@@ -96,28 +99,46 @@ def _must_be_flat(process: Process, first: Census, last: Census) -> None:
         raise ChaosError(f"{process} had {first} and has {last}")
 
 
+def _ended(process: Process) -> bool:
+    """Whether it is through, or was told that it is out of the pool."""
+    return process.closed or process.lost("PeerError", "")
+
+
 def _broken_ones_end(stage: Stage) -> None:
     """Who has joined and lost a rank of its replica ends by itself, and says so."""
     for replica in stage.replicas:
-        if replica.marks == {"killed"} and replica.opened:
+        notice = replica.breaks if replica.join.stays else replica.opened
+        if replica.marks == {"killed"} and notice:
             for process in replica.processes:
                 if process.alive:
                     what = f"let {process} end without its other rank"
-                    stage.must(lambda p=process: p.closed, 2 * GRACE, what)
+                    stage.must(lambda p=process: _ended(p), 2 * GRACE, what)
 
 
 def _removed_ones_end(stage: Stage) -> None:
     """Who was frozen for longer than its lease ends by itself, and knows why."""
     for replica in stage.replicas:
-        removed = [process for process in replica.processes if process.removed]
+        removed = [p for p in replica.processes if p.removed and not p.told_to_end]
         if replica.marks != {"outlasted"} or not removed:
             continue
         for process in replica.processes:
             what = f"let {process} end as removed"
-            stage.must(lambda p=process: p.closed, 2 * GRACE, what)
+            stage.must(lambda p=process: _ended(p), 2 * GRACE, what)
         call = removed[0].call("receive")
-        if call is None or call.kind != "PeerError" or TOLD not in call.text:
+        if not removed[0].lost("PeerError", TOLD):
             raise ChaosError(f"{removed[0]} does not know that it was removed: {call}")
+
+
+def _excluded_ones_end(stage: Stage) -> None:
+    """Who was in the pool, and is not proposed any more, ends and knows why."""
+    for replica in stage.replicas:
+        excluded = [p for p in replica.processes if p.excluded and not p.told_to_end]
+        for process in excluded if replica.marks == {"excluded"} else ():
+            what = f"let {process} end, which is not proposed"
+            stage.must(lambda p=process: _ended(p), 2 * GRACE, what)
+            call = process.call("receive")
+            if not process.lost("PeerError", NOT_NAMED):
+                raise ChaosError(f"{process} does not know why it ended: {call}")
 
 
 def _let_go(stage: Stage) -> None:

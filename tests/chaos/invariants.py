@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos.stage import GRACE
+from tests.chaos.words import GRACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.cast import Process, Push, Replica
-    from tests.chaos.stage import Job, Stage
+    from tests.chaos.cast import Job, Process, Push, Replica
+    from tests.chaos.stage import Stage
 
 
 def faults(stage: Stage) -> list[str]:
@@ -27,6 +27,7 @@ def faults(stage: Stage) -> list[str]:
             found += _same_outcome(push, job)
             found += _as_reported(push, stage.replicas)
         found += _nobody_is_lost(job, stage.replicas)
+        found += _proposals(job)
     return found
 
 
@@ -65,7 +66,7 @@ def _agreement(replica: Replica) -> Iterator[str]:
     """The ranks of a replica received the same, one perhaps not yet all of it."""
     shorter, *rest = sorted([p.versions for p in replica.processes], key=len)
     for longer in rest:
-        whole = replica.untouched or replica.marks == {"orphaned"}
+        whole = replica.untouched or replica.marks in ({"orphaned"}, {"excluded"})
         if longer[: len(shorter)] != shorter or (whole and longer != shorter):
             yield f"ranks of {replica} received {shorter} and {longer}"
 
@@ -113,8 +114,8 @@ def _status(replica: Replica, status: str, what: str) -> Iterator[str]:
     """Only what happened to a replica itself can spoil a push to it."""
     if replica.untouched and status != "delivered":
         yield f"{what} though nothing happened to it"
-    if replica.marks == {"left"} and status == "failed":
-        yield f"{what} though it left"
+    if replica.marks in ({"left"}, {"excluded"}) and status == "failed":
+        yield f"{what} though it only {replica.marks}"
 
 
 def _nobody_is_lost(job: Job, replicas: list[Replica]) -> Iterator[str]:
@@ -130,3 +131,11 @@ def _nobody_is_lost(job: Job, replicas: list[Replica]) -> Iterator[str]:
             if got and not has and not push.disturbed:
                 yield f"push of {push.version} left {replica} out: {push.calls}"
             got = got or has
+
+
+def _proposals(job: Job) -> Iterator[str]:
+    """Trainers that nothing happened to accept every proposal."""
+    for rank in job.ranks if job.victim is None else ():
+        for call in rank.calls:
+            if call.name == "propose" and call.kind != "ok":
+                yield f"{rank}: {call}"

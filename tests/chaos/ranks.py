@@ -24,10 +24,16 @@ from tests.chaos.words import (
 from weightsync.store import open_store, parse_address
 
 if TYPE_CHECKING:
-    from tests.chaos.scenario import Mode
+    from tests.chaos.scenario import Join
     from tests.processes.harness import Control
 
 READ_SECONDS = 0.02
+
+AGAIN_SECONDS = 5.0
+"""Timeout of a receive that joins again."""
+
+OUT = {"PeerError", "ClosedError"}
+"""What says that a replica is out of the pool."""
 
 
 class Place(NamedTuple):
@@ -40,10 +46,11 @@ class Place(NamedTuple):
     device: str
     lease: float
     replay: bool
+    proposed: bool
 
 
 async def trainer(control: Control, place: Place) -> None:
-    """Push, look and close as the test says."""
+    """Push, propose, look and close as the test says."""
     gc.freeze()
     boxes = trainer_boxes(place.rows, place.rank, place.world)
     weights = Weights(place.rows, boxes, place.device)
@@ -54,21 +61,25 @@ async def trainer(control: Control, place: Place) -> None:
         timeout=OPEN_SECONDS,
         lease=place.lease,
         replay=place.replay,
+        admit="proposed" if place.proposed else "all",
     )
     opened, _ = await timed("open", OPEN_SECONDS, transport.__aenter__())
     control.say(opened)
     if opened.kind != "ok":
         return
-    while (order := await control.ahear()) != "close":
-        match order:
-            case "replicas":
-                control.say(Replicas(transport.replicas))
-            case "census":
-                control.say(census(await anyio.to_thread.run_sync(_keys, place)))
-            case version, seconds, limit:
-                weights.fill(version)
-                call = await _push(transport, weights, version, seconds)
-                control.say(call._replace(limit=limit))
+    async with anyio.create_task_group() as tasks:
+        while (order := await control.ahear()) != "close":
+            match order:
+                case "replicas":
+                    control.say(Replicas(transport.replicas))
+                case "census":
+                    control.say(census(await anyio.to_thread.run_sync(_keys, place)))
+                case "propose", names:
+                    tasks.start_soon(_propose, control, transport, names)
+                case version, seconds, limit:
+                    weights.fill(version)
+                    call = await _push(transport, weights, version, seconds)
+                    control.say(call._replace(limit=limit))
     closed, _ = await timed("close", CLOSE_SECONDS, transport.aclose())
     control.say(closed)
 
@@ -81,6 +92,18 @@ async def _push(
     return call._replace(version=version, report=report or call.report)
 
 
+async def _propose(
+    control: Control, transport: weightsync.Trainer, names: tuple[str, ...] | None
+) -> None:
+    """Propose, beside everything else; what is in force then must be that."""
+    proposing = transport.propose(names, timeout=OPEN_SECONDS)
+    call, found = await timed("propose", OPEN_SECONDS, proposing)
+    proposal = None if found is None else found.proposal
+    if call.kind == "ok" and names != (None if proposal is None else proposal.names):
+        call = call._replace(kind="wrong", text=f"{proposal} is in force")
+    control.say(call)
+
+
 def _keys(place: Place) -> tuple[str, ...]:
     """Look into the store from outside; on rank 0, where it surely is."""
     if place.rank != 0:
@@ -91,23 +114,26 @@ def _keys(place: Place) -> tuple[str, ...]:
 
 
 async def generator(
-    control: Control, place: Place, replica: str, mode: Mode, receive_seconds: float
+    control: Control, place: Place, join: Join, receive_seconds: float
 ) -> None:
-    """Receive and read until an error or an order to end; then say what is held."""
+    """Receive and read until an error or an order to end; then say what is held.
+
+    Who stays receives again after an error that says that it is out of the pool.
+    """
     gc.freeze()  # what was imported need not be looked at again, which takes long
     boxes = generator_boxes(place.rows, place.rank, place.world)
     weights = Weights(place.rows, boxes, place.device)
     transport = weightsync.Generator(
         place.address,
         weights.state,
-        replica=replica,
+        replica=join.name,
         rank=place.rank,
         world_size=place.world,
-        mode=mode,
+        mode=join.mode,
         timeout=OPEN_SECONDS,
         lease=place.lease,
     )
-    life = _Life(control, weights, transport, mode, receive_seconds)
+    life = _Life(control, weights, transport, join, receive_seconds)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(life.obey)
         with life.scope:
@@ -122,14 +148,15 @@ class _Life:
         control: Control,
         weights: Weights,
         transport: weightsync.Generator,
-        mode: Mode,
+        join: Join,
         receive_seconds: float,
     ) -> None:
         self.scope = anyio.CancelScope()
         self._control = control
         self._weights = weights
         self._transport = transport
-        self._mode = mode
+        self._mode = join.mode
+        self._stays = join.stays
         self._seconds = receive_seconds
 
     async def obey(self) -> None:
@@ -158,11 +185,12 @@ class _Life:
 
     async def _receive(self) -> None:
         """Receive until that fails otherwise than by its timeout."""
-        kind = "ok"
-        while kind in {"ok", "TimedOutError"}:
-            receiving = self._transport.receive(timeout=self._seconds)
-            call, update = await timed("receive", self._seconds, receiving)
+        kind, seconds = "ok", self._seconds
+        while kind in {"ok", "TimedOutError"} or (self._stays and kind in OUT):
+            receiving = self._transport.receive(timeout=seconds)
+            call, update = await timed("receive", seconds, receiving)
             kind = call.kind
+            seconds = AGAIN_SECONDS if kind in OUT else self._seconds
             if update is not None:
                 call = call._replace(version=update.version)
                 with self._transport.use() as held:

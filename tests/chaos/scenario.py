@@ -22,6 +22,9 @@ FROZEN_PUSH_SECONDS = 1.0
 LEASES = (1.0, 1.5, 2.0)
 """Shorter than the timeout of a push, and than some freezes."""
 
+PROPOSED = 3
+"""With each so many-th seed somebody decides who is in the pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -32,12 +35,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A replica starts; ``replica`` is its number in the scenario."""
+    """A replica starts; ``replica`` is its number in the scenario.
+
+    One that ``stays`` joins again whenever it is out of the pool.
+    """
 
     replica: int
     name: str
     ranks: int
     mode: Mode
+    stays: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,24 @@ class OutlastTrainer:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class CloseTrainers:
+    """All trainer ranks close, which ends the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A trainer rank proposes who is in the pool; without one who is in it perhaps.
+
+    ``names`` are all that may be in it, None stands for everybody; ``excluded`` is the
+    number of the replica that is not named any more.
+    """
+
+    names: tuple[str, ...] | None
+    rank: int
+    excluded: int | None = None
+
+
 Action = (
     Start
     | Join
@@ -106,6 +131,8 @@ Action = (
     | KillTrainer
     | FreezeTrainer
     | OutlastTrainer
+    | CloseTrainers
+    | Propose
 )
 
 
@@ -113,8 +140,8 @@ Action = (
 class Step:
     """An action and its moment; ``delay`` seconds pass after the moment began.
 
-    "between": no push is under way. "during": one has begun. "forming": the replica of
-    the step before has begun to join.
+    "between": no push is under way. "during": one has begun. "forming": the replica
+    that came last has begun to join.
     """
 
     action: Action
@@ -138,6 +165,11 @@ class Scenario:
         """Whether trainers keep versions: with every other seed."""
         return self.seed % 2 == 1
 
+    @property
+    def proposed(self) -> bool:
+        """Whether only proposed replicas are admitted: with every third seed."""
+        return self.seed % PROPOSED == 0
+
     def __str__(self) -> str:
         """Write it down, a step a line."""
         lines = [
@@ -147,6 +179,7 @@ class Scenario:
             f"seed {self.seed}: store {self.store}, {self.rows} rows, lease "
             f"{self.lease} s, receive {self.receive_seconds} s"
             f"{', replay' if self.replay else ''}"
+            f"{', proposed' if self.proposed else ''}"
         )
         return "\n  ".join([head, *lines])
 
@@ -161,7 +194,7 @@ def draw(seed: int, modes: tuple[Mode, ...] = MODES) -> Scenario:
         rows=chance.choice((200, 200, 2_000, 30_000)),
         lease=lease,
         receive_seconds=chance.choice((0.1, 0.4, 1.0)),
-        steps=tuple(_Drawing(chance, lease, modes).steps()),
+        steps=tuple(_Drawing(chance, lease, modes, seed % PROPOSED == 0).steps()),
     )
 
 
@@ -172,6 +205,8 @@ class _Drawing:
     chance: random.Random
     lease: float
     modes: tuple[Mode, ...]
+    proposed: bool = False
+    named: set[str] | None = field(default_factory=set)
     trainers: int = 0
     replicas: dict[int, Join] = field(default_factory=dict)
     names: int = 0
@@ -202,7 +237,10 @@ class _Drawing:
             self._kill_trainer: 1,
             self._freeze_trainer: 1,
             self._outlast_trainer: 1,
+            self._close_trainers: 1,
         }
+        if self.proposed:
+            weights |= {self._exclude: 4, self._admit_all: 1}
         (chosen,) = self.chance.choices(list(weights), list(weights.values()))
         chosen()
 
@@ -219,8 +257,40 @@ class _Drawing:
         ranks = self.chance.choice((1, 2))
         mode = self.chance.choice(MODES)
         mode = mode if mode in self.modes else "staged"
-        self.replicas[number] = Join(number, self._name(), ranks, mode)
-        self._add(self.replicas[number], ("now", "between", "during"))
+        stays = self.chance.random() < 0.4
+        join = Join(number, self._name(), ranks, mode, stays)
+        self.replicas[number] = join
+        first = self.chance.random() < 0.5
+        if first:
+            self._name_too(join.name, ("now", "between", "during"))
+        self._add(join, ("now", "between", "during"))
+        if not first:
+            self._name_too(join.name, ("now", "forming", "forming", "between"))
+
+    def _name_too(self, name: str, moments: tuple[Moment, ...]) -> None:
+        """Propose one more, unless it is admitted anyhow."""
+        if self.proposed and self.named is not None and name not in self.named:
+            self.named.add(name)
+            self._propose(moments)
+
+    def _exclude(self) -> None:
+        """Propose all but one; it ends, and its name is free."""
+        if not self.replicas:
+            return
+        replica = self._forget()
+        if self.named is None:
+            self.named = {f"gen-{number + 1}" for number in range(self.names)}
+        self.named.discard(replica.name)
+        self._propose(self._moments(replica), replica.replica)
+
+    def _admit_all(self) -> None:
+        self.named = None
+        self._propose(("now", "between", "during"))
+
+    def _propose(self, moments: tuple[Moment, ...], without: int | None = None) -> None:
+        names = None if self.named is None else tuple(sorted(self.named))
+        rank = self.chance.randrange(2)
+        self._add(Propose(names, rank, without), moments)
 
     def _name(self) -> str:
         if self.free and self.chance.random() < 0.6:
@@ -265,28 +335,34 @@ class _Drawing:
         return round(self.lease + self.chance.uniform(0.8, 2.0), 3)
 
     def _kill_trainer(self) -> None:
-        rank = self._end_job()
-        self._add(KillTrainer(rank), ("between", "during"))
+        moments = self._moments_of_a_job()
+        self._add(KillTrainer(self._end_job()), moments)
+
+    def _close_trainers(self) -> None:
+        moments = self._moments_of_a_job()
+        self._end_job()
+        self._add(CloseTrainers(), moments)
 
     def _outlast_trainer(self) -> None:
         if self.slow:
             return
         self.slow = True
-        seconds = self._beyond_lease()
-        self._add(OutlastTrainer(self._end_job(), seconds), ("between", "during"))
+        seconds, moments = self._beyond_lease(), self._moments_of_a_job()
+        self._add(OutlastTrainer(self._end_job(), seconds), moments)
 
     def _end_job(self) -> int:
-        """Choose the trainer rank by which the job ends, and with it all replicas."""
+        """Choose the trainer rank by which the job ends, and who does not stay."""
         rank = self.chance.randrange(self.trainers)
         self.trainers = 0
-        self.free += [replica.name for replica in self.replicas.values()]
-        self.replicas.clear()
+        everybody = self.replicas.values()
+        self.free += [replica.name for replica in everybody if not replica.stays]
+        self.replicas = {join.replica: join for join in everybody if join.stays}
         return rank
 
     def _freeze_trainer(self) -> None:
         seconds = round(self.chance.uniform(0.02, 0.3) * self.lease, 3)
         rank = self.chance.randrange(self.trainers)
-        self._add(FreezeTrainer(rank, seconds), ("between", "during"))
+        self._add(FreezeTrainer(rank, seconds), self._moments_of_a_job())
 
     def _forget(self) -> Join:
         replica = self.replicas.pop(self.chance.choice(list(self.replicas)))
@@ -295,9 +371,23 @@ class _Drawing:
 
     def _strike(self, action: Action, replica: Join) -> None:
         """Something happens to a replica; while it forms, if it joins just now."""
-        fresh = bool(self.made) and self.made[-1].action is replica
-        moments: tuple[Moment, ...] = ("between", "during", "during", "now")
-        self._add(action, ("forming", "forming", "during") if fresh else moments)
+        self._add(action, self._moments(replica))
+
+    def _moments(self, replica: Join) -> tuple[Moment, ...]:
+        if self._newest is replica:
+            return ("forming", "forming", "during")
+        return ("between", "during", "during", "now")
+
+    def _moments_of_a_job(self) -> tuple[Moment, ...]:
+        forming: tuple[Moment, ...] = () if self._newest is None else ("forming",) * 2
+        return ("between", "during", *forming)
+
+    @property
+    def _newest(self) -> Join | None:
+        """The replica that joins just now, if one does."""
+        actions = [step.action for step in self.made]
+        last = next((a for a in reversed(actions) if not isinstance(a, Propose)), None)
+        return last if isinstance(last, Join) else None
 
     def _add(self, action: Action, moments: tuple[Moment, ...]) -> None:
         moment = self.chance.choice(moments)

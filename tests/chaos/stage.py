@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tests.chaos.cast import Process, Push, Replica
+from tests.chaos.cast import Job, Limits, Process, Push, Replica
+from tests.chaos.downfall import close_job, end_job, retire
+from tests.chaos.proposing import Scheduler
 from tests.chaos.ranks import Place, generator, trainer
 from tests.chaos.scenario import (
     FROZEN_PUSH_SECONDS,
     PUSH_SECONDS,
+    CloseTrainers,
     Freeze,
     FreezeTrainer,
     Join,
@@ -19,9 +22,10 @@ from tests.chaos.scenario import (
     Leave,
     Outlast,
     OutlastTrainer,
+    Propose,
     Start,
 )
-from tests.chaos.words import CLOSE_SECONDS, OPEN_SECONDS
+from tests.chaos.words import CLOSE_SECONDS, GRACE, OPEN_SECONDS, ChaosError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,46 +34,10 @@ if TYPE_CHECKING:
     from tests.chaos.scenario import Action, Scenario, Step
     from tests.processes.harness import Processes
 
-GRACE = 3.0
 PAUSE = 0.02
 LONG_PAUSE = 0.1
 """Between two pushes, and where nobody is in the pool: so that there are enough
 versions, and not more than the bytes can tell apart."""
-
-
-class ChaosError(AssertionError):
-    """Something that must not happen has happened."""
-
-
-class Limits(NamedTuple):
-    """The timeout of a push, and the seconds within which it must end."""
-
-    seconds: float
-    limit: float
-
-
-class Job:
-    """The trainer ranks of one start, and their pushes."""
-
-    def __init__(self, ranks: list[Process]) -> None:
-        self.ranks = ranks
-        self.pushes: list[Push] = []
-        self.victim: int | None = None
-
-    @property
-    def opened(self) -> bool:
-        return all(rank.opened for rank in self.ranks)
-
-    @property
-    def pushing(self) -> Push | None:
-        """The push under way."""
-        last = self.pushes[-1] if self.pushes else None
-        return None if last is None or last.over else last
-
-    def disturb(self) -> None:
-        """A trainer rank is struck: what pushes now may fail for it."""
-        if self.pushes:
-            self.pushes[-1].disturbed = True
 
 
 class Stage:
@@ -89,6 +57,12 @@ class Stage:
         self._version = 0
         self._paused = False
         self._next_push = 0.0
+        self.scheduler = Scheduler(self, at_work=scenario.proposed)
+
+    @property
+    def lease(self) -> float:
+        """Seconds of every lease."""
+        return self._scenario.lease
 
     # What all scenarios have in common
 
@@ -139,6 +113,7 @@ class Stage:
             if time.monotonic() >= (process.frozen_until or 0.0):
                 self.note(f"{process} goes on")
                 process.thaw()
+        self.scheduler.propose_if_due()
         self._push_if_due()
         listening = [process for process in self.everyone if not process.over]
         for process in wait(listening, seconds):
@@ -169,7 +144,7 @@ class Stage:
             )
             self.finish_push()
             if step.moment == "during":
-                self._begin_push(job, self._limits(step.action))
+                self.begin_push(job, self._limits(step.action))
         elif step.moment == "forming":
             ranks = self.replicas[-1].processes
             self.must(lambda: any(r.doing for r in ranks), OPEN_SECONDS, "start")
@@ -192,22 +167,27 @@ class Stage:
         if job is None:
             return None
         self.finish_push()
-        push = self._begin_push(job, Limits(seconds, seconds))
+        push = self.begin_push(job, Limits(seconds, seconds))
         self.must(lambda: push.over, seconds + 2 * GRACE, "end the last push")
         return push
 
     def _settled(self, job: Job) -> bool:
         """Whether everybody got a version whom nothing has happened to yet."""
-        names = {replica.name for replica in self._members(job)}
-        untouched = [replica.name for replica in self.replicas if replica.untouched]
-        return job.opened and names >= set(untouched)
+        names = {replica.name for replica in self.members(job)}
+        return job.opened and names >= {replica.name for replica in self.expected}
+
+    @property
+    def expected(self) -> list[Replica]:
+        """Whom nothing has happened to and nobody keeps out: they are in the pool."""
+        admits = self.scheduler.admits
+        return [r for r in self.replicas if r.untouched and admits(r.name)]
 
     def _push_if_due(self) -> None:
         job = self.job
         if job is None or self._paused or not job.opened or job.pushing is not None:
             return
         if time.monotonic() >= self._next_push:
-            self._begin_push(job)
+            self.begin_push(job)
 
     def _limits(self, action: Action | None = None) -> Limits:
         """Of a push, while some are frozen perhaps, or are about to be."""
@@ -218,15 +198,16 @@ class Stage:
         seconds = FROZEN_PUSH_SECONDS if freezing else PUSH_SECONDS
         return Limits(seconds, seconds)
 
-    def _begin_push(self, job: Job, limits: Limits | None = None) -> Push:
+    def begin_push(self, job: Job, limits: Limits | None = None) -> Push:
         self._version += 1
         seconds, limit = limits or self._limits()
-        push = Push(self._version, job.ranks)
-        push.disturbed = any(rank.frozen_until is not None for rank in job.ranks)
+        push = Push(self._version, job.ranks, seconds)
+        frozen = any(rank.frozen_until is not None for rank in job.ranks)
+        push.disturbed = frozen or job.victim is not None
         job.pushes.append(push)
         for rank in job.ranks:
             rank.say((push.version, seconds, limit))
-        empty = self._version > 1 and not self._members(job)
+        empty = self._version > 1 and not self.members(job)
         self._next_push = time.monotonic() + (LONG_PAUSE if empty else PAUSE)
         return push
 
@@ -241,25 +222,30 @@ class Stage:
             case Leave(number):
                 self._leave(self.replicas[number])
             case Kill(number, rank):
-                self.replicas[number].marks.add("killed")
-                self.replicas[number].processes[rank].kill()
+                self._kill(self.replicas[number], rank)
             case Freeze(number, rank, seconds):
                 self.replicas[number].marks.add("frozen")
                 self.replicas[number].processes[rank].freeze(seconds)
             case Outlast(number, rank, seconds):
                 self._outlast(self.replicas[number], rank, seconds)
+            case Propose(names, rank, excluded):
+                self.scheduler.decide(names, rank)
+                self._exclude(excluded)
+            case CloseTrainers():
+                close_job(self)
             case KillTrainer(rank):
-                self._end_job(rank, Process.kill)
+                end_job(self, rank, Process.kill)
             case FreezeTrainer(rank, seconds):
                 self._freeze_trainer(rank, seconds)
             case OutlastTrainer(rank, seconds):
-                self._end_job(rank, lambda p: p.freeze(seconds, outlasting=True))
-                self._retire()
+                end_job(self, rank, lambda p: p.freeze(seconds, outlasting=True))
+                retire(self)
 
     def _place(self, rank: int, world: int) -> Place:
         device, scenario = self.engine.device, self._scenario
         where = self._address, rank, world
-        return Place(*where, scenario.rows, device, scenario.lease, self._replays)
+        how = scenario.lease, self._replays, scenario.proposed
+        return Place(*where, scenario.rows, device, *how)
 
     @property
     def _replays(self) -> bool:
@@ -278,6 +264,9 @@ class Stage:
             child = self._start_process(trainer, self._place(rank, world), name=name)
             ranks.append(Process(child))
         self.jobs.append(Job(ranks))
+        for replica in self.replicas:
+            if replica.returns and replica.stays:
+                replica.marks.discard("orphaned")
 
     def _join(self, join: Join) -> None:
         self._end_others(join.name)
@@ -286,23 +275,25 @@ class Stage:
             place = self._place(rank, join.ranks)
             seconds = self._scenario.receive_seconds
             name = f"{join.name}#{join.replica}-{rank}"
-            arguments = (place, join.name, join.mode, seconds)
-            child = self._start_process(generator, *arguments, name=name)
+            child = self._start_process(generator, place, join, seconds, name=name)
             ranks.append(Process(child))
-        self.replicas.append(Replica(join, ranks, set()))
+        self.replicas.append(Replica(join, ranks))
 
     def _end_others(self, name: str) -> None:
         """Whoever starts a replica again has ended what still tried to join for it.
 
-        That is also a rank 0 that waits for a rank which was killed before it came.
+        That is also a rank 0 that waits for a rank which was killed before it came, and
+        what tried when the trainers went, and has joined those that came after them.
         """
-        others = [
-            r
+        self.scheduler.settle()
+        trying = [
+            rank
             for replica in self.replicas
-            for r in replica.processes
+            for rank in replica.processes
             if replica.name == name
+            and rank.alive
+            and (not rank.versions or "orphaned" in replica.marks or replica.join.stays)
         ]
-        trying = [rank for rank in others if rank.alive and not rank.versions]
         for rank in trying:
             rank.end("leave")
         limit = CLOSE_SECONDS + GRACE + sum(rank.frozen_seconds for rank in trying)
@@ -328,11 +319,34 @@ class Stage:
         said = report.replicas.get(replica.name)
         return said is None or said.removed
 
+    def _kill(self, replica: Replica, rank: int) -> None:
+        """Its other ranks have to notice if it is in the pool."""
+        job = self.job
+        replica.breaks = job is not None and replica in self.members(job)
+        replica.marks.add("killed")
+        replica.processes[rank].kill()
+
     def _outlast(self, replica: Replica, rank: int, seconds: float) -> None:
         replica.marks.add("outlasted")
         process = replica.processes[rank]
-        process.removed = replica.opened and self.job is not None
+        process.removed = replica.opened and self._only_leases_end()
         process.freeze(seconds, outlasting=True)
+
+    def _only_leases_end(self) -> bool:
+        """Whether nothing but the lease of a frozen replica ends: no push before."""
+        job = self.job
+        push = None if job is None else job.pushing
+        short = push is not None and push.seconds <= self.lease
+        return job is not None and not short
+
+    def _exclude(self, number: int | None) -> None:
+        """A proposal does not name a replica: if it is in the pool, it is removed."""
+        if number is not None:
+            replica, job = self.replicas[number], self.job
+            member = job is not None and replica in self.members(job)
+            replica.marks.add("excluded")
+            for process in replica.processes:
+                process.excluded = member
 
     def _leave(self, replica: Replica) -> None:
         replica.marks.add("left")
@@ -345,7 +359,7 @@ class Stage:
             job.disturb()
             job.ranks[rank].freeze(seconds)
 
-    def _members(self, job: Job) -> list[Replica]:
+    def members(self, job: Job) -> list[Replica]:
         """The untouched replicas that got the last version: they are in the pool."""
         reports = [c.report for push in job.pushes for c in push.calls.values()]
         report = next((r for r in reversed(reports) if r is not None), None)
@@ -353,61 +367,3 @@ class Stage:
         return [
             r for r in self.replicas if r.untouched and r.received and r.name in names
         ]
-
-    def _end_job(self, victim: int, strike: Callable[[Process], None]) -> None:
-        """All end that were in the job, in time, and know whose fault it was."""
-        job = self.job
-        if job is None:
-            return
-        self.must(lambda: job.opened, OPEN_SECONDS + GRACE, "open all trainer ranks")
-        members = self._members(job)
-        job.disturb()
-        job.victim = victim
-        strike(job.ranks[victim])
-        for replica in self.replicas:
-            replica.marks.add("orphaned")
-        survivors = [r for r in job.ranks if r.alive and r is not job.ranks[victim]]
-        self._end_pushes(job, survivors)
-        limit = self._scenario.lease + 2 * GRACE
-        ranks = [rank for replica in members for rank in replica.processes]
-        for rank in ranks:
-            self.must(lambda r=rank: r.closed, limit, f"end {rank} with its trainers")
-            self._must_name(rank, "receive", f"trainer rank {job.victim}")
-        for rank in survivors:
-            self._must_name(rank, "push", f"trainer rank {job.victim}")
-            rank.end("close")
-            self.must(lambda r=rank: r.over, CLOSE_SECONDS + GRACE, f"close {rank}")
-
-    def _end_pushes(self, job: Job, survivors: list[Process]) -> None:
-        """A push that was over before the death is followed by one that is not."""
-        limit = (
-            PUSH_SECONDS + 2 * GRACE + sum(rank.frozen_seconds for rank in survivors)
-        )
-        what = "end the push of a killed trainer rank"
-        self.must(lambda: job.pushing is None, limit, what)
-        who = f"trainer rank {job.victim}"
-        calls = [rank.call("push") for rank in survivors]
-        if any(call is None or who not in call.text for call in calls):
-            push = self._begin_push(job)
-            self.must(lambda: push.over, limit, what)
-
-    def _retire(self) -> None:
-        """A trainer rank that was frozen too long goes on, is told so, and closes."""
-        job = self.jobs[-1]
-        if job.victim is None:
-            return
-        victim = job.ranks[job.victim]
-        limit = PUSH_SECONDS + 2 * GRACE
-        self.must(lambda: victim.frozen_until is None, limit, f"let {victim} go on")
-        self.must(lambda: job.pushing is None, limit, f"end the push of {victim}")
-        if len(job.ranks) > 1:
-            push = self._begin_push(job)
-            self.must(lambda: push.over, limit, f"end the last push of {victim}")
-            self._must_name(victim, "push", "removed this process")
-        victim.end("close")
-        self.must(lambda: victim.over, CLOSE_SECONDS + GRACE, f"close {victim}")
-
-    def _must_name(self, process: Process, name: str, who: str) -> None:
-        call = process.call(name)
-        if call is None or call.kind != "PeerError" or who not in call.text:
-            raise ChaosError(f"{process} does not name {who}: {call}")

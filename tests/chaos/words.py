@@ -19,6 +19,13 @@ OPEN_SECONDS = 15.0
 CLOSE_SECONDS = 3.0
 """What "a few seconds at most" means for a close, before the grace."""
 
+GRACE = 3.0
+"""How much longer than its timeout a call may take."""
+
+
+class ChaosError(AssertionError):
+    """Something that must not happen has happened."""
+
 
 class Call(NamedTuple):
     """How a call of a rank ended: "ok" or the class of the error.

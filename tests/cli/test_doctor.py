@@ -49,7 +49,7 @@ def test_on_the_emulator_it_finds_all_of_it() -> None:
 
     assert "2.31.2" == said["nccl"]["version"]
     assert "_emulator" == Path(said["nccl"]["path"]).parent.name
-    assert [None] == [fault["fixed"] for fault in said["nccl"]["faults"]]
+    assert {None} == {fault["fixed"] for fault in said["nccl"]["faults"]}
     assert said["emulator"]["active"]
     assert "" == said["driver"]["problem"]
     assert [[1, 2], [0, 2], [0, 1]] == [
@@ -81,6 +81,8 @@ def test_it_speaks_to_people_too() -> None:
     heads = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
     assert ["torch", "core", "NCCL", "driver", "GPU 0", "GPU 1", "emulator"] == heads
     assert any("issues/2198" in line and "2.31.2" in line for line in lines)
+    assert "            avoided: windows are whole allocations" in lines
+    assert "pushes 2.30.7 to 2.32" in lines[3]
     assert "direct access (P2P) to 1" in lines[-3]
     assert lines[-1].endswith("are emulated")
 
@@ -96,6 +98,12 @@ def test_it_speaks_to_people_too() -> None:
 )
 def test_faults_are_those_of_the_version(version: str, issues: set[int]) -> None:
     assert issues == {fault.issue for fault in faults_of(version)} - {None}
+
+
+def test_what_is_wrong_with_2_30_7_is_avoided_or_set_apart() -> None:
+    (met,) = [fault.text for fault in faults_of("2.30.7") if not fault.avoided]
+
+    assert "weightsync sets such a link apart" in met
 
 
 def test_a_fault_begins_before_it_is_repaired() -> None:

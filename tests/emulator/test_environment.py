@@ -98,7 +98,10 @@ def test_a_file_of_faults_stands_alone() -> None:
         ({"gpus": -1}, "gpus is -1, but must be from 0 to 64"),
         ({"gpus": 65}, "gpus is 65, but must be from 0 to 64"),
         ({"memory": 0}, "memory is 0, but must be at least one byte"),
-        ({"nccl": "2.1"}, "nccl is '2.1', but must be 2.30.7 or 2.31.2"),
+        (
+            {"nccl": "2.1"},
+            "nccl is '2.1', but must be one of 2.29.7, 2.30.7, 2.31.2, 2.32.3",
+        ),
         ({"hang_seconds": -1}, "hang_seconds is -1, but must be 0 or more"),
     ],
 )

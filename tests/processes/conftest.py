@@ -1,30 +1,73 @@
-"""Fixtures for tests with real processes."""
+"""Fixtures for tests with real processes, and the engines that they run on."""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.engines import ENGINES, PARAMETERS, Engine
+from tests.processes.driven import in_shared_memory
+from tests.processes.emulated import EmulatedProcesses
+from tests.processes.engines import (
+    EMULATED_NCCL,
+    ENGINES,
+    PARAMETERS,
+    REAL_NCCL,
+    SHARED_MEMORY,
+    Engine,
+)
+from tests.processes.faulty import Pool
 from tests.processes.harness import Processes, free_address
+from tests.processes.on_gpu import run_there
+from tests.processes.transports import KERNELS, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
-@pytest.fixture(params=PARAMETERS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on each engine what asks for it, and every test of the transport."""
+    item = metafunc.definition
+    if _chooses(item):
+        return
+    found = parameters(item.path.stem, metafunc.function.__name__)
+    metafunc.parametrize("engine", PARAMETERS if _asks(item) else found, indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the body of a test of the transport on a GPU, unless it starts there."""
+    found = pyfuncitem.funcargs.get("engine")
+    if found in {None, SHARED_MEMORY} or _asks(pyfuncitem) or _chooses(pyfuncitem):
+        return None
+    kernels = pyfuncitem.originalname in KERNELS
+    run_there(pyfuncitem, emulated=found is EMULATED_NCCL, kernels=kernels)
+    return True
+
+
+def _asks(item: pytest.Function) -> bool:
+    """Whether a test names the engine, and starts its processes there by itself."""
+    used = [name for mark in item.iter_markers("usefixtures") for name in mark.args]
+    return "engine" in {*used, *inspect.signature(item.function).parameters}
+
+
+def _chooses(item: pytest.Function) -> bool:
+    """Whether a test says itself on which engines it runs."""
+    return any(mark.args[0] == "engine" for mark in item.iter_markers("parametrize"))
+
+
+@pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Run on each engine; ``processes`` are then on it."""
-    return ENGINES[request.param]
+    return {**ENGINES, REAL_NCCL.name: REAL_NCCL}[request.param]
 
 
 @pytest.fixture
-def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
+def processes(engine: Engine) -> Iterator[Processes]:
     """Start children; what is left at the end of the test is killed."""
-    found = Processes()
-    if "engine" in request.fixturenames:
-        found = request.getfixturevalue("engine").processes()
+    found = engine.processes()
     yield found
     found.end()
 
@@ -33,3 +76,14 @@ def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
 def address() -> str:
     """An address for a store that nobody uses yet."""
     return free_address()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, address: str) -> Iterator[Pool]:
+    """A pool on emulated NCCL in which calls go wrong; it leaves nothing behind."""
+    before = in_shared_memory()
+    processes = EmulatedProcesses()
+    yield Pool(processes, address, tmp_path)
+    processes.end()
+
+    assert set() == in_shared_memory() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SENTINEL = 0xA5
+GUARD = 64
 
 
 class Outcome(NamedTuple):
@@ -32,25 +34,35 @@ class Outcome(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a generator says it holds, and the one value of all bytes (None: mixed)."""
+    """What a generator says it holds, and the one value of all bytes.
+
+    None where they differ, or where something was written beside them.
+    """
 
     version: int | None
     value: int | None
 
 
 class Census(NamedTuple):
-    """What a process has open now."""
+    """What a process has open now.
+
+    ``streams`` of an emulated GPU have a thread each, which ``threads`` leaves out, and
+    some mappings for it, which it does not.
+    """
 
     descriptors: int
     mappings: int
     threads: int
+    streams: int = 0
 
 
 def census() -> Census:
     """Count descriptors, mappings and threads of this process."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
-    tasks = os.listdir("/proc/self/task")
-    return Census(len(os.listdir("/proc/self/fd")), len(mappings), len(tasks))
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    streams = names.count("emulated stream\n")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return Census(descriptors, len(mappings), len(names) - streams, streams)
 
 
 def resident_mib() -> float:
@@ -62,6 +74,12 @@ def resident_mib() -> float:
 def in_shared_memory() -> set[str]:
     """Return the names in /dev/shm, but for semaphores of Python's multiprocessing."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
+async def counted() -> Census:
+    """Count what this process has open, once garbage is collected."""
+    gc.collect()
+    return census()
 
 
 async def timed(call: Awaitable[Any]) -> Outcome:
@@ -78,10 +96,15 @@ async def timed(call: Awaitable[Any]) -> Outcome:
 async def serve(
     control: Control, calls: Mapping[str, Callable[..., Awaitable[Any]]]
 ) -> None:
-    """Make the calls that the test asks for, until it says None."""
+    """Make the calls that the test asks for, until it says None.
+
+    A call that does more than it is asked for tells its Outcome itself.
+    """
     while (asked := await control.ahear()) is not None:
         name, arguments = asked
-        control.say(await timed(calls[name](**arguments)))
+        outcome = await timed(calls[name](**arguments))
+        told = outcome.value
+        control.say(told if isinstance(told, Outcome) else outcome)
 
 
 def ask(child: Child, name: str, **arguments: object) -> None:
@@ -118,6 +141,11 @@ async def spin_through(seconds: float) -> None:
         pass
 
 
+def on(device: str | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on a device; where it was made if None is given."""
+    return tensor if device is None else tensor.to(device)
+
+
 async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
     control: Control,
     address: str,
@@ -125,7 +153,7 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
     world_size: int,
     numel: int,
     lease: float = 10.0,
-    device: str = "cpu",
+    device: str | None = None,
     replay: bool = False,
 ) -> None:
     """A trainer rank that pushes its part of ``w``, every byte of it the version.
@@ -133,17 +161,26 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
     After a push these bytes change at once.
     """
     part = numel // world_size
-    source = torch.zeros(part, dtype=torch.uint8).to(device)
+    source = on(device, torch.zeros(part, dtype=torch.uint8))
     shard = weightsync.Shard(source, global_shape=(numel,), offsets=(rank * part,))
 
-    async def push(version: int, **options: Any) -> Any:
+    async def push(version: int, **options: Any) -> Outcome:
         source.copy_(torch.full((part,), version, dtype=torch.uint8))
-        report = await transport.push({"w": shard}, version=version, **options)
+        pushing = transport.push({"w": shard}, version=version, **options)
+        outcome = await timed(pushing)
+        assert bool((source.cpu() == version).all()), "its source has changed"
         source.copy_(torch.full((part,), SENTINEL, dtype=torch.uint8))
-        return report
+        return outcome
 
     async def replicas() -> tuple[str, ...]:
         return transport.replicas
+
+    async def event(kind: str) -> weightsync.MembershipEvent:
+        """Return the first event of a kind, also if it was long ago."""
+        async for found in transport.events(after=0):
+            if found.kind == kind:
+                return found
+        raise weightsync.ClosedError(f"no event of kind {kind}")
 
     async with weightsync.Trainer(
         address,
@@ -157,10 +194,14 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
         await serve(
             control,
             {
+                "event": event,
+                "membership": transport.membership,
                 "push": push,
                 "replicas": replicas,
+                "census": counted,
                 "sleep_through": sleep_through,
                 "spin_through": spin_through,
+                "use_streams": use_streams,
                 "wait_for_replicas": transport.wait_for_replicas,
             },
         )
@@ -171,6 +212,15 @@ async def synchronize() -> None:
     torch.cuda.synchronize()
 
 
+async def use_streams(count: int) -> None:
+    """Copy something to the GPU on so many streams of torch, and wait for each."""
+    streams = [torch.cuda.Stream() for _ in range(count)]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.zeros(8, dtype=torch.uint8).to("cuda", non_blocking=True)
+        stream.synchronize()
+
+
 def _arriving(transport: weightsync.Generator, weight: torch.Tensor) -> torch.Tensor:
     """Where the first byte of a version arrives: in the window, on a GPU."""
     if weight.is_cpu:  # where the tensors live in the window, in mode "inplace"
@@ -179,8 +229,7 @@ def _arriving(transport: weightsync.Generator, weight: torch.Tensor) -> torch.Te
 
     assert joining is not None
     assert joining.rank._settled is not None
-    memory = joining.rank._settled.memory
-    return memory[HEADER_AREA : HEADER_AREA + 1]
+    return joining.rank._settled.memory.view(HEADER_AREA, 1)
 
 
 async def generator(  # noqa: PLR0917 -- arguments of a process are positional
@@ -192,18 +241,25 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     numel: int,
     mode: Literal["staged", "swap", "inplace"] = "staged",
     lease: float = 10.0,
-    device: str = "cpu",
+    device: str | None = None,
+    segment_bytes: int | None = None,
+    engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
 ) -> None:
     """A generator rank that holds ``w``; may kill a process at its first new byte."""
-    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8).to(device)
+    # In the other modes whole storages are in the window, and nothing lies beside.
+    guard = GUARD if mode == "staged" else 0
+    around = on(device, torch.full((numel + 2 * guard,), SENTINEL, dtype=torch.uint8))
+    weight = around[guard : guard + numel]
 
     async def receive(**options: Any) -> weightsync.Update:
         return await transport.receive(**options)
 
     async def held() -> Held:
-        found = weight.cpu()
-        uniform = bool((found == found[0]).all())
-        return Held(transport.version, int(found[0]) if uniform else None)
+        found = around.cpu()
+        inside = found[guard : guard + numel]
+        beside = torch.cat([found[:guard], found[guard + numel :]])
+        exact = bool((inside == inside[0]).all() and (beside == SENTINEL).all())
+        return Held(transport.version, int(inside[0]) if exact else None)
 
     async def kill_at_first_byte(pid: int, number: signal.Signals) -> None:
         arriving = _arriving(transport, weight)
@@ -225,6 +281,8 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
         mode=mode,
         timeout=20,
         lease=lease,
+        segment_bytes=segment_bytes,
+        engine=engine,
     ) as transport:
         control.say("open")
         await serve(
@@ -232,9 +290,11 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
             {
                 "receive": receive,
                 "held": held,
+                "census": counted,
                 "synchronize": synchronize,
                 "kill_at_first_byte": kill_at_first_byte,
                 "sleep_through": sleep_through,
                 "spin_through": spin_through,
+                "use_streams": use_streams,
             },
         )

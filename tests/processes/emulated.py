@@ -79,16 +79,21 @@ def _on_gpu(
     import torch
 
     torch.cuda.set_device(number)
+    control.device = "cuda"
     return function(control, *args)
 
 
 class EmulatedProcesses(Processes):
-    """As ``Processes``; ``faults`` and ``nccl`` are those of what starts next."""
+    """As ``Processes``; its other attributes are those of what starts next."""
+
+    device = "cuda"
 
     def __init__(self) -> None:
         super().__init__()
         self.faults = ""
         self.nccl = "2.30.7"
+        self.strict = False
+        self.hang_seconds = HANG_SECONDS
 
     def start(
         self, function: Callable[..., Any], *args: object, name: str | None = None
@@ -99,6 +104,8 @@ class EmulatedProcesses(Processes):
         variables = {
             "WEIGHTSYNC_EMULATOR_FAULTS": self.faults,
             "WEIGHTSYNC_EMULATOR_NCCL": self.nccl,
+            "WEIGHTSYNC_EMULATOR_STRICT": str(int(self.strict)),
+            "WEIGHTSYNC_EMULATOR_HANG_SECONDS": f"{self.hang_seconds:g}",
         }
         given = (number % GPUS, variables, function, *args)
         child = _Child(label, _on_gpu, given)

@@ -32,6 +32,8 @@ class Engine:
 
 SHARED_MEMORY = Engine("shm", "cpu", Processes)
 EMULATED_NCCL = Engine("nccl", "cuda", EmulatedProcesses, segments=5)
+REAL_NCCL = Engine("gpu", "cuda", Processes)
+"""For whole tests, on a machine with GPUs."""
 
 ENGINES = {engine.name: engine for engine in (SHARED_MEMORY, EMULATED_NCCL)}
 
@@ -40,3 +42,13 @@ PARAMETERS = [
     pytest.param("nccl", marks=testing.requires_emulator()),
 ]
 """For whatever is to run on each of them."""
+
+slow_on_nccl = pytest.mark.parametrize(
+    "engine",
+    [
+        "shm",
+        pytest.param("nccl", marks=[testing.requires_emulator(), pytest.mark.slow]),
+    ],
+    indirect=True,
+)
+"""Marks a test that runs on each of them, but on one only where time is short."""

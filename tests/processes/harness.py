@@ -41,7 +41,9 @@ class ChildError(Exception):
 
 
 class Control:
-    """A child's end of the line to the test."""
+    """A child's end of the line to the test; its tensors belong on ``device``."""
+
+    device = "cpu"
 
     def __init__(self, line: Connection) -> None:
         self._line = line
@@ -111,6 +113,10 @@ class Child:
             raise ChildError(f"{self.name} returned {what!r} instead of speaking")
         return what
 
+    def poll(self, timeout: float) -> bool:
+        """Whether it says something within so many seconds."""
+        return self._line.poll(timeout)
+
     def result(self, timeout: float = 30.0) -> Any:
         """Return what the child's function returned; raises what it raised."""
         while True:
@@ -154,6 +160,9 @@ class Child:
 
 class Processes:
     """The children of one test."""
+
+    device = "cpu"
+    """Where their tensors are."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []

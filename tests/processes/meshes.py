@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tests.processes.harness import Child, Control, Processes
 
 
+def device_type() -> str:
+    """Return where tensors are made: on the CPU or on a GPU."""
+    return torch.empty(0).device.type
+
+
 class Member:
     """A process of a gloo group."""
 
@@ -33,10 +38,10 @@ class Member:
         self.world = world
 
     def mesh(self, *shape: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
-        """Return a mesh of this shape over all ranks."""
+        """Return a mesh of this shape over all ranks, of where tensors are made."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh("cpu", shape, mesh_dim_names=names)
+        return init_device_mesh(device_type(), shape, mesh_dim_names=names)
 
 
 class Rank(Member):

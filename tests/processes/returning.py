@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import anyio
 import torch
 
 import weightsync
@@ -56,11 +57,11 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
 ) -> None:
     """A trainer rank that pushes its part of ``w``, every byte of it one value."""
     part = numel // world_size
-    source = torch.zeros(part, dtype=torch.uint8)
+    source = torch.zeros(part, dtype=torch.uint8).to(control.device)
     shard = weightsync.Shard(source, global_shape=(numel,), offsets=(rank * part,))
 
     async def push(value: int, **options: Any) -> Any:
-        source.fill_(value)
+        source.copy_(torch.full((part,), value, dtype=torch.uint8))
         return await transport.push({"w": shard}, **options)
 
     async def event(kind: str) -> str:
@@ -106,18 +107,20 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     lease: float = 10.0,
 ) -> None:
     """A generator rank that holds ``w``."""
-    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8)
+    weight = torch.full((numel,), SENTINEL, dtype=torch.uint8).to(control.device)
 
     async def receive(**options: Any) -> weightsync.Update:
         return await transport.receive(**options)
 
     async def see() -> Seen:
         with transport.use() as weights:
-            uniform = bool((weight == weight[0]).all())
-            value = int(weight[0]) if uniform else None
+            found = weight.cpu()
+            uniform = bool((found == found[0]).all())
+            value = int(found[0]) if uniform else None
             return Seen(weights.version, weights.epoch, value)
 
     stopped: list[bool] = []
+    watching: list[threading.Thread] = []
 
     async def strike_at_first_byte(
         value: int, pids: list[int], number: signal.Signals
@@ -126,10 +129,12 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
         stopped.clear()
         watched = _Watched(transport, value)
         watch = partial(_strike_in_a_put, watched, pids, number, stopped)
-        threading.Thread(target=watch, daemon=True).start()
+        watching[:] = [threading.Thread(target=watch, daemon=True)]
+        watching[0].start()
 
     async def in_time() -> bool:
         """Whether that was before the last byte came; else they go on."""
+        await anyio.to_thread.run_sync(watching[0].join, SECONDS)
         return stopped == [True]
 
     async def count() -> Counted:
@@ -173,12 +178,12 @@ class _Watched:
     @property
     def begun(self) -> bool:
         """Whether the first byte of a slot has come."""
-        return any(int(self._memory[at]) == self._value for at in self._starts)
+        return any(int(self._memory.view(at, 1)) == self._value for at in self._starts)
 
     @property
     def ended(self) -> bool:
         """Whether all that comes into that slot has."""
-        filled = [self._memory[at : at + self._size] for at in self._starts]
+        filled = [self._memory.view(at, self._size).cpu() for at in self._starts]
         return any(bool((slot == self._value).all()) for slot in filled)
 
 

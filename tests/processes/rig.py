@@ -98,6 +98,7 @@ class Job:
         *ranks: Mapping[str, object],
         mode: Mode = "staged",
         replica: str | None = None,
+        **options: Any,
     ) -> list[weightsync.Generator]:
         """Let a replica join, one state dict for each rank, and wait until it has."""
         name = replica or f"gen-{self._replicas}"
@@ -112,6 +113,7 @@ class Job:
                     world_size=len(ranks),
                     mode=mode,
                     timeout=SECONDS,
+                    **options,
                 )
             )
             for rank, state_dict in enumerate(ranks)

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 
 NUMEL: Final = 1 << 16
 SENTINEL: Final = -777.0
+SLOW_SECONDS: Final = 1.5
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def _slow() -> None:
     original = weightsync.link.make_plan
 
     def make_plan(*args: Any, **options: Any) -> Any:
-        time.sleep(1.5)
+        time.sleep(SLOW_SECONDS)
         return original(*args, **options)
 
     weightsync.link.make_plan = make_plan
@@ -176,6 +177,24 @@ async def test_a_slow_planner_delays_only_its_own_replica(
     assert early
     assert [("gen-0", "odd")] * 2 == [report.delivered for report in reports]
     assert (["ok"], {1.0}) == ([kind for kind, _ in ends], held)
+
+
+async def test_no_push_waits_for_a_slow_planner_that_joins(
+    processes: Processes,
+) -> None:
+    weights = full(SENTINEL)
+    async with open_job(2) as job:
+        generator = await job.join_one(weights)
+        await job.deliver(generator, full(1))
+        odd = await _join_odd(job, processes, _slow, "staged")
+        reports = await job.push(full(2))
+        assert "received" == await _hear(odd)
+        odd.say(None)
+        ends, held = await anyio.to_thread.run_sync(odd.result)
+
+    assert [("gen-0", "odd")] * 2 == [report.delivered for report in reports]
+    assert all(report.seconds < SLOW_SECONDS / 2 for report in reports)
+    assert (["ok"], {2.0}) == ([kind for kind, _ in ends], held)
 
 
 async def test_a_replica_that_does_not_plan_in_time_is_named_and_removed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -11,6 +12,8 @@ import weightsync
 from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import on, open_job
 from weightsync import testing
+from weightsync.engine_nccl import NcclEngine
+from weightsync.engine_torch import TorchNcclEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +60,8 @@ def test_an_engine_that_there_is_not_is_refused() -> None:
         ),
     ]
 
-    assert ["PlanError: engine is 'shm' or 'nccl' or None, not 'gloo'"] * 2 == found
+    known = "'shm', 'nccl', 'torch-nccl2'"
+    assert [f"PlanError: engine is one of {known} or None, not 'gloo'"] * 2 == found
 
 
 def test_an_engine_needs_tensors_on_its_device() -> None:
@@ -128,3 +132,21 @@ def test_a_trainer_that_was_told_refuses_another_engine(processes: Processes) ->
     found = processes.start(_told).result()
 
     assert "replica 'gen-0' uses engine 'shm' and trainer rank 0 uses 'nccl'" in found
+
+
+def _meetings(control: Control, host: str) -> list[str]:
+    os.environ["NCCL_COMM_BLOCKING"] = "1"  # which torch's needs
+    found = []
+    for engine in (NcclEngine(), TorchNcclEngine()):
+        engine.host = host
+        found.append(engine.group(first=True).get_reconfigure_handle())
+    return found
+
+
+@testing.requires_emulator()
+def test_the_ranks_of_a_link_meet_on_the_interface_of_the_control_plane(
+    processes: Processes,
+) -> None:
+    handles = processes.start(_meetings, "127.0.0.2").result(30)
+
+    assert [True, True] == ["127.0.0.2:" in handle for handle in handles]

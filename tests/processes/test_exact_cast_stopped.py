@@ -21,6 +21,7 @@ from weightsync.casting import HALF_BYTES
 from weightsync.engine import ShmEngine
 from weightsync.epoch import Mode
 from weightsync.link import GeneratorLink, Link, TrainerLink
+from weightsync.memory import Memory
 from weightsync.messages import Expect, FormLink, Layout, Put
 from weightsync.plan import slot_layout
 from weightsync.remembered import Remembered
@@ -145,8 +146,8 @@ def linked() -> Iterator[Linked]:
     form = FormLink(0, 7, handles, 1, SECONDS, together)
     calls: list[Callable[[], None]] = [lambda: trainer.join(form)]
     for link in generators:
-        memory = Window.allocate(link.group, slots.nbytes)
-        calls.append(lambda link=link, memory=memory: link.form(form, memory))
+        memory = Memory([Window.allocate(link.group, slots.nbytes)], slots.segments)
+        calls.append(lambda link=link, memory=memory: link.join(form, memory))
         link.learn(Layout(DIGEST, Together.of([pushed])))
     layouts.put(DIGEST, Layout(DIGEST, Together.of([pushed])))
     in_threads(calls)

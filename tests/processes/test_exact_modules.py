@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import weightsync
+from tests.processes.meshes import device_type
 from tests.processes.rig import SECONDS, raw
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def sharded(rank: int, port: int) -> nn.Module:
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device_type(), (2,))
     model = build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

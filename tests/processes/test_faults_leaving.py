@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys, torch, weightsync.blocking
-weight = torch.zeros(1 << 20, dtype=torch.uint8)
+weight = torch.zeros(1 << 20, dtype=torch.uint8).to(sys.argv[3])
 with weightsync.blocking.Generator(
     sys.argv[1], {"w": weight}, replica="leaver", rank=0, world_size=1
 ) as generator:
@@ -75,8 +75,9 @@ def test_the_end_of_a_generator_disturbs_no_other(
     assert ["open"] * 2 == [trainer.hear(), stays.hear()]
     program: subprocess.Popen[str] | None = None
     if how in {"program", "raise"}:
+        device = torch.empty(0).device.type
         program = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PROGRAM, address, how],
+            [sys.executable, "-W", "error", "-c", PROGRAM, address, how, device],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

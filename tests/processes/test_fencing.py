@@ -23,10 +23,15 @@ from tests.processes.returning import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.processes.engines import Engine
     from tests.processes.harness import Child, Processes
     from tests.processes.rig import Mode
 
-NUMEL = 128 << 20
+pytestmark = pytest.mark.usefixtures("engine")
+
+NUMEL = {"shm": 128 << 20, "nccl": 32 << 20}
+"""Enough for a stop at the first byte to come before the last."""
+
 LEASE = 3.0
 OLD = 111
 """Of every byte that the old trainers put when they are stopped, or a little more."""
@@ -67,14 +72,15 @@ def _stall_in_a_put(old: list[Child], generators: list[Child]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_no_byte_of_stalled_trainers_reaches_a_generator_of_the_new_ones(
-    processes: Processes, file_address: str, mode: Mode
+    processes: Processes, file_address: str, mode: Mode, engine: Engine
 ) -> None:
-    generators = start_generators(processes, file_address, NUMEL, mode, LEASE)
-    old = start_trainers(processes, file_address, NUMEL, lease=LEASE)
+    numel = NUMEL[engine.name]
+    generators = start_generators(processes, file_address, numel, mode, LEASE)
+    old = start_trainers(processes, file_address, numel, lease=LEASE)
     generators[0].hear()
     last = _stall_in_a_put(old, generators)
 
-    new = start_trainers(processes, file_address, NUMEL, lease=LEASE)
+    new = start_trainers(processes, file_address, numel, lease=LEASE)
     delivered = deliver(new, generators, value=2)
     if mode != "inplace":  # where it waits in the window for its switch
         values(call_all(new, "push", value=3))

@@ -139,7 +139,7 @@ async def test_a_trainer_rank_of_another_world_size_is_refused() -> None:
                 weightsync.PlanError, match=f"rank {rank} of {size} does not fit"
             ):
                 await stranger.__aenter__()
-        twin = weightsync.Trainer(job.address, rank=1, world_size=2, timeout=5)
+        twin = weightsync.Trainer(job.address, rank=1, world_size=2, timeout=1)
         with pytest.raises(weightsync.PlanError, match="a trainer rank 1 already"):
             await twin.__aenter__()
         generator = await job.join_one(weights)

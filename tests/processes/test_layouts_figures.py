@@ -13,7 +13,7 @@ from torch import nn
 
 import weightsync.blocking
 from tests.processes.driven import MIB
-from tests.processes.meshes import Team, fsdp, local_of
+from tests.processes.meshes import Team, device_type, fsdp, local_of
 from tests.processes.rig import SECONDS
 from weightsync.layout import capture, register
 from weightsync.plan import sent_bytes
@@ -95,7 +95,7 @@ def _trainer(rank: Rank, rows: int) -> Sent:
     mesh = rank.mesh(rank.world)
     for layer in model:
         fsdp(layer, mesh)
-    fsdp(model, mesh).to_empty(device="cpu")
+    fsdp(model, mesh).to_empty(device=device_type())
     state_dict = model.state_dict()
     half = rows // rank.world
     for number, tensor in enumerate(state_dict.values()):

@@ -18,6 +18,7 @@ from tests.processes.meshes import (
     World,
     counted,
     delivered,
+    device_type,
     filled,
     generator,
     halves,
@@ -122,7 +123,8 @@ def _from_members(member: Member, address: str, members: list[int]) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh = DeviceMesh("cpu", members)  # Every rank of the world takes part in this.
+    # Every rank of the world takes part in this.
+    mesh = DeviceMesh(device_type(), members)
     if member.rank not in members:
         return "outside"
     member.control.hear()
@@ -159,7 +161,7 @@ def _on_a_mesh_of_some(rank: Rank) -> int:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh = DeviceMesh("cpu", [1, 3])
+    mesh = DeviceMesh(device_type(), [1, 3])
     weight = distribute_tensor(counted(5, 3), mesh, [Shard(0)])
     state_dict = {"w": weight, f"own.{rank.rank}": counted(2) + rank.rank}
     rank.transport.wait_for_replicas(1)

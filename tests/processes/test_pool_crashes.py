@@ -9,12 +9,14 @@ import pytest
 
 from tests.processes import driven
 from tests.processes.driven import MIB
+from tests.processes.engines import slow_on_nccl
 from tests.processes.harness import free_address
-from tests.processes.pools import Pool
+from tests.processes.pools import Pool, mebibytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.processes.engines import Engine
     from tests.processes.harness import Processes
 
 SMALL = MIB
@@ -54,20 +56,20 @@ def _run(processes: Processes, address: str, numel: int) -> Pool:
     return pool
 
 
+@slow_on_nccl
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-@pytest.mark.parametrize(
-    ("crashes", "numel"),
-    [(2, 8 * MIB), pytest.param(5, 64 * MIB, marks=pytest.mark.slow)],
-)
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_crashes_of_whole_jobs_leave_nothing_and_disturb_no_living_one(
     kind: str,
-    crashes: int,
-    numel: int,
+    full: bool,
+    engine: Engine,
     processes: Processes,
     address: str,
     tmp_path: Path,
 ) -> None:
     before = driven.in_shared_memory()
+    crashes, numel = (5, mebibytes(64, engine)) if full else (2, 8 * MIB)
     other = f"file://{tmp_path}/store" if kind == "file" else free_address()
     healthy = Pool(processes, address, numel=SMALL)
     healthy.join("Y0")

@@ -9,20 +9,20 @@ import pytest
 
 from tests.processes import driven
 from tests.processes.driven import MIB, SENTINEL, Held, ask, call
-from tests.processes.pools import SECONDS, Pool
+from tests.processes.engines import slow_on_nccl
+from tests.processes.pools import SECONDS, Pool, mebibytes
 
 if TYPE_CHECKING:
+    from tests.processes.engines import Engine
     from tests.processes.harness import Child, Processes
-
-SIZES = [32 * MIB, pytest.param(256 * MIB, marks=pytest.mark.slow)]
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("size", [32, pytest.param(256, marks=pytest.mark.slow)])
 def test_a_replica_that_comes_in_a_push_is_in_the_next_one_and_one_may_leave_in_a_push(
-    processes: Processes, address: str, numel: int
+    engine: Engine, processes: Processes, address: str, size: int
 ) -> None:
-    pool = Pool(processes, address, numel=numel)
+    pool = Pool(processes, address, numel=mebibytes(size, engine))
     pool.join("G0", ranks=2)
     pool.deliver(1, "G0")
     ask(pool.trainers[0], "push", version=2, timeout=SECONDS)
@@ -69,6 +69,8 @@ def _look_until(ranks: list[Child], version: int) -> list[Held]:
     return seen
 
 
+@slow_on_nccl
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mode", ["staged", "swap"])
 def test_who_joins_late_is_not_ready_until_it_has_the_next_version_whole(
     processes: Processes, address: str, mode: str

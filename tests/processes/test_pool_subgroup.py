@@ -9,6 +9,7 @@ import torch
 
 import weightsync
 import weightsync.blocking
+from tests.processes.engines import slow_on_nccl
 from tests.processes.meshes import World, counted
 from tests.processes.rig import SECONDS
 
@@ -24,15 +25,16 @@ REPLICAS: tuple[tuple[str, int, Mode], ...] = (
 )
 
 
-def _push(member: Member, address: str, members: list[int]) -> Any:
+def _push(member: Member, address: str, members: list[int], device: str) -> Any:
     """Push from the members, of whom each knows its place among them only."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh = DeviceMesh("cpu", members)  # every rank of the world takes part in this
+    mesh = DeviceMesh(device, members)  # every rank of the world takes part in this
     if member.rank not in members:
         return "outside"
-    weight = distribute_tensor(counted(*SHAPE), mesh, [Shard(0)], src_data_rank=None)
+    full = counted(*SHAPE).to(device)
+    weight = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
     rank = members.index(member.rank)
     with weightsync.blocking.Trainer(
         address, rank=rank, world_size=len(members), timeout=SECONDS
@@ -44,12 +46,13 @@ def _push(member: Member, address: str, members: list[int]) -> Any:
 
 
 async def _receive(
-    control: Control, address: str, place: tuple[str, int, int, Mode]
+    control: Control, address: str, place: tuple[str, int, int, Mode], device: str
 ) -> list[Any]:
     """Receive two versions; what has arrived of the columns of this rank."""
     name, rank, size, mode = place
     columns = slice(2 * rank, 2 if rank + 1 < size else SHAPE[1])
     tensor = torch.full((SHAPE[0], columns.stop - columns.start), -777.0)
+    tensor = tensor.to(device)
     shard = weightsync.Shard(tensor, global_shape=SHAPE, offsets=(0, columns.start))
     async with weightsync.Generator(
         address,
@@ -70,10 +73,11 @@ def _pushed_from(
     processes: Processes, address: str, members: list[int]
 ) -> tuple[list[Any], list[Any]]:
     """Push from some of four ranks; return their reports and what arrived."""
-    world = World(processes, 4, _push, address, members)
+    device = processes.device
+    world = World(processes, 4, _push, address, members, device)
     outside = [world.ranks[rank].result() for rank in range(4) if rank not in members]
     ranks = [
-        processes.start(_receive, address, (name, rank, size, mode))
+        processes.start(_receive, address, (name, rank, size, mode), device)
         for name, size, mode in REPLICAS
         for rank in range(size)
     ]
@@ -87,6 +91,8 @@ def _pushed_from(
     return reports, [rank.result() for rank in ranks]
 
 
+@slow_on_nccl
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("members", [[0, 1], [1, 3], [3, 1]], ids=str)
 def test_what_some_ranks_push_is_whole_on_every_replica_whoever_they_are(
     processes: Processes, address: str, members: list[int]

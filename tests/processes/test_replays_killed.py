@@ -10,20 +10,25 @@ import pytest
 
 from tests.processes import driven
 from tests.processes.driven import MIB, Held, ask, call
+from tests.processes.engines import slow_on_nccl
 
 if TYPE_CHECKING:
+    from tests.processes.engines import Engine
     from tests.processes.harness import Child, Processes
 
-NUMEL = 128 * MIB
+NUMEL = {"shm": 128 * MIB, "nccl": 48 * MIB}
+"""Enough for a kill at the first byte to come before the last."""
 
 
 class Pool:
     """Two trainer ranks that keep version 1, which ``old`` holds."""
 
-    def __init__(self, processes: Processes, address: str) -> None:
+    def __init__(self, processes: Processes, address: str, engine: Engine) -> None:
         self._processes = processes
         self._address = address
-        arguments = (2, NUMEL, 10.0, "cpu", True)
+        self._numel = NUMEL[engine.name]
+        self._device = engine.device
+        arguments = (2, self._numel, 10.0, self._device, True)
         self.trainers = [
             processes.start(driven.trainer, address, rank, *arguments)
             for rank in range(2)
@@ -36,7 +41,7 @@ class Pool:
         self.push(1)
 
     def join(self, name: str, mode: str) -> Child:
-        arguments = (self._address, name, 0, 1, NUMEL, mode)
+        arguments = (self._address, name, 0, 1, self._numel, mode, 10.0, self._device)
         return self._processes.start(driven.generator, *arguments)
 
     def push(self, version: int) -> list[driven.Outcome]:
@@ -56,9 +61,9 @@ class Pool:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_trainer_that_is_killed_in_a_replay_leaves_whole_versions(
-    rank: int, processes: Processes, address: str
+    rank: int, processes: Processes, address: str, engine: Engine
 ) -> None:
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, engine)
     late = pool.join("late", "inplace")
     pool.strike(late, pool.trainers[rank])
     received = late.hear()
@@ -72,11 +77,12 @@ def test_a_trainer_that_is_killed_in_a_replay_leaves_whole_versions(
     assert held.version in {None, 1}
 
 
+@slow_on_nccl
 def test_a_replica_that_is_killed_in_its_replay_delays_nobody(
-    processes: Processes, address: str
+    processes: Processes, address: str, engine: Engine
 ) -> None:
     before = driven.in_shared_memory()
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, engine)
     late = pool.join("late", "inplace")
     pool.strike(late, late)
     started = time.monotonic()
@@ -98,10 +104,11 @@ def test_a_replica_that_is_killed_in_its_replay_delays_nobody(
     assert before == driven.in_shared_memory()
 
 
+@slow_on_nccl
 def test_a_push_in_the_middle_of_a_replay_goes_before_it(
-    processes: Processes, address: str
+    processes: Processes, address: str, engine: Engine
 ) -> None:
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, engine)
     versions: list[list[int]] = []
     for number in range(3):
         late = pool.join(f"late-{number}", "staged")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.processes.harness import Child, Processes
     from tests.processes.rig import Mode
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 NUMEL = 1 << 20
 MUCH = 64 << 20
 

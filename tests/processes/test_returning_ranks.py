@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.processes.driven import ask, call, close
+from tests.processes.engines import slow_on_nccl
 from tests.processes.harness import ChildError
 from tests.processes.returning import (
     Seen,
@@ -23,6 +24,8 @@ from tests.processes.returning import (
 
 if TYPE_CHECKING:
     from tests.processes.harness import Child, Control, Processes
+
+pytestmark = [pytest.mark.usefixtures("engine"), slow_on_nccl]
 
 NUMEL = 4096
 

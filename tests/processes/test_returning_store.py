@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import FileStore
 
 from tests.processes.driven import ask, call, close
+from tests.processes.engines import slow_on_nccl
 from tests.processes.returning import (
     call_all,
     deliver,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from tests.processes.harness import Processes
     from tests.processes.test_returning import Way
+
+pytestmark = [pytest.mark.usefixtures("engine"), slow_on_nccl]
 
 NUMEL = 4096
 STALE_SECONDS = 2.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes.driven import ask, call, close
+from tests.processes.engines import slow_on_nccl
 from tests.processes.returning import (
     Seen,
     call_all,
@@ -21,6 +22,8 @@ from tests.processes.test_returning import end
 
 if TYPE_CHECKING:
     from tests.processes.harness import Processes
+
+pytestmark = [pytest.mark.usefixtures("engine"), slow_on_nccl]
 
 NUMEL = 4096
 
@@ -95,14 +98,14 @@ def test_a_replica_of_a_later_epoch_is_refused_by_trainers_of_an_earlier(
 def test_trainer_ranks_of_different_epochs_are_refused(
     processes: Processes, address: str
 ) -> None:
-    first = processes.start(trainer, address, 0, 2, NUMEL, 1)
+    first = processes.start(trainer, address, 0, 2, NUMEL, 2)
     first.hear()
-    second = processes.start(trainer, address, 1, 2, NUMEL, 2)
+    second = processes.start(trainer, address, 1, 2, NUMEL, 1)
     with pytest.raises(Exception, match="PlanError") as caught:
         second.hear()
     close(first)
 
-    message = "trainer rank 1 was started with epoch=2, and rank 0 with epoch=1"
+    message = "trainer rank 1 was started with epoch=1, and rank 0 with epoch=2"
     assert message in str(caught.value)
 
 

@@ -14,6 +14,7 @@ from weightsync.hellos import ReplicaHello
 from weightsync.messages import (
     Agree,
     Agreed,
+    Manifests,
     PushRequest,
     PutEnded,
     Terms,
@@ -22,6 +23,7 @@ from weightsync.peer import MessageStream, Peer
 from weightsync.pool import Members, Replica
 from weightsync.push import Pushes
 from weightsync.spec import Box, Manifest, TensorSpec
+from weightsync.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +34,12 @@ PLAIN = Terms()
 def manifest(*names: str) -> Manifest:
     specs = [TensorSpec(name, "float32", (4,), Box((0,), (4,))) for name in names]
     return Manifest.of(specs)
+
+
+def held(*manifests: Manifest) -> Manifests:
+    """What follows the hello of a replica that holds these."""
+    count = len(manifests)
+    return Manifests(Together.of(manifests), ("handle",) * count, (0,) * count)
 
 
 class Line:
@@ -101,8 +109,8 @@ class Leader:
 
     def join(self, name: str, *, names: Iterable[str] = ("w",)) -> Replica:
         peer, self.lines[name] = self._peer(f"replica {name!r}")
-        hello = ReplicaHello(name, "staged", ("handle",))
-        replica = self.members.replica_joined(hello, (manifest(*names),), peer)
+        hello = ReplicaHello(name, "staged", 1)
+        replica = self.members.replica_joined(hello, held(manifest(*names)), peer)
         for rank in (0, 1, None):
             self.members.linked(rank, replica.link)
         return replica

@@ -67,9 +67,16 @@ def check_progress(world: World) -> None:
         return
     for link in world.joined.get(call.number, set()):
         replica = world.linked[link]
-        if not replica.disturbed:
+        if not replica.disturbed and not _is_reported(world, call.number, link):
             waits = [_waits(rank, call.number) for rank in replica.ranks]
             assert not all(waits), f"{replica.label} waits for a push that is under way"
+
+
+def _is_reported(world: World, push: int, link: int) -> bool:
+    """Whether a transfer of a push is over, which may wait for those to others."""
+    round_ = world.leader.pushes._rounds.get(push)
+    transfer = None if round_ is None else round_.transfers.get(link)
+    return transfer is not None and transfer.report is not None
 
 
 def check_timers(world: World) -> None:

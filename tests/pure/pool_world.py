@@ -147,9 +147,8 @@ class World:
         def handle(message: Manifests) -> None:
             links = self.leader.members._links + 1
             self.linked[links] = replica
-            held = message.together.manifests
             try:
-                self.leader.admit_replica(replica.hub.hello, held, wire)
+                self.leader.admit_replica(replica.hub.hello, message, wire)
             except WeightSyncError as error:
                 self.linked.pop(links, None)
                 wire.post(Ended(Fault.of(error)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.leading import Leader, Line, manifest
+from tests.pure.leading import Leader, Line, held, manifest
 from weightsync.admittance import Admittance, check_names
 from weightsync.errors import PeerError, PlanError
 from weightsync.hellos import ReplicaHello
@@ -60,8 +60,8 @@ def with_leader(play: Callable[[Leader], Awaitable[None]]) -> None:
 def come(leader: Leader, name: str) -> None:
     """Let a replica come, and form its link if the leader offers that."""
     peer, leader.lines[name] = leader._peer(f"replica {name!r}")
-    hello = ReplicaHello(name, "staged", ("handle",))
-    leader.members.replica_joined(hello, (manifest("w"),), peer)
+    hello = ReplicaHello(name, "staged", 1)
+    leader.members.replica_joined(hello, held(manifest("w")), peer)
     form(leader)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pure.leading import Leader, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, held, manifest
 from weightsync.counting import Held
 from weightsync.errors import FencedError, PeerError, PlanError
 from weightsync.fencing import Fence
@@ -35,7 +35,7 @@ async def leader(peer: MakePeer) -> Leader:
 
 def _hello(instance: str = "a", last: Held | None = None) -> ReplicaHello:
     return ReplicaHello(
-        "g", "staged", ("h",), last=last, holds=last is not None, instance=instance
+        "g", "staged", 1, last=last, holds=last is not None, instance=instance
     )
 
 
@@ -43,11 +43,11 @@ async def test_a_replica_takes_the_place_of_its_former_self_only(
     leader: Leader, peer: MakePeer
 ) -> None:
     first, line = peer("replica 'g'")
-    old = leader.members.replica_joined(_hello(), (manifest("w"),), first)
+    old = leader.members.replica_joined(_hello(), held(manifest("w")), first)
     with pytest.raises(PlanError, match="there is a replica 'g' in the pool already"):
-        leader.members.replica_joined(_hello("b"), (manifest("w"),), first)
+        leader.members.replica_joined(_hello("b"), held(manifest("w")), first)
     second, _ = peer("replica 'g'")
-    new = leader.members.replica_joined(_hello(), (manifest("w"),), second)
+    new = leader.members.replica_joined(_hello(), held(manifest("w")), second)
     ended = await line.next(Ended)
 
     assert (True, False) == (old.gone, new.gone)
@@ -60,7 +60,7 @@ async def test_versions_count_on_from_what_a_replica_holds(
 ) -> None:
     joined, line = peer("replica 'g'")
     hello = _hello(last=Held(2, 7))
-    replica = leader.members.replica_joined(hello, (manifest("w"),), joined)
+    replica = leader.members.replica_joined(hello, held(manifest("w")), joined)
     for rank in (0, 1, None):
         leader.members.linked(rank, replica.link)
     found = membership(leader.members, leader.pushes.last_version, replica.since)
@@ -69,10 +69,12 @@ async def test_versions_count_on_from_what_a_replica_holds(
     leader.answer(replica, await line.next(Agree), bytes(16), bytes(16), bytes(16))
     expect = await line.next(Expect)
     leader.deliver(replica)
+    report = (await leader.trainers[1].next(PushEnded)).report
 
     assert (7, 2) == (found.version, found.epoch)
     assert (7, 2) == (found.replicas["g"].version, found.replicas["g"].epoch)
     assert (8, 2) == (expect.version, expect.epoch)
+    assert (8, 2) == (report.version, report.epoch)
     assert (8, 2) == (replica.version, replica.epoch)
 
 
@@ -111,8 +113,8 @@ async def test_a_patient_hub_forgets_a_rank_that_goes_before_it_is_introduced(
     hub.rank_joined(other, manifest("w"), peer("rank")[0])
 
     assert ([1], False, None) == (missing, complete, ended)
-    assert not hub.is_as(before)
-    assert ("h0", "other") == hub.hello.handles
+    assert before == hub.hello
+    assert ("h0", "other") == hub.held.handles
 
 
 async def test_a_hub_gives_way_to_another_unless_its_replica_is_introduced(

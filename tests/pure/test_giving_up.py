@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from tests.pure.leading import held
 from weightsync.hellos import RankHello, ReplicaHello
 from weightsync.hub import Hub
 from weightsync.messages import (
@@ -130,8 +131,8 @@ async def _moving(
     trainer, trainer_end = wire.peer("trainer rank 0")
     peer, replica_end = wire.peer("replica 'g'")
     members.trainer_joined(0, 1, trainer)
-    hello = ReplicaHello("g", "staged", ("handle",))
-    replica = members.replica_joined(hello, (MANIFEST,), peer)
+    hello = ReplicaHello("g", "staged", 1)
+    replica = members.replica_joined(hello, held(MANIFEST), peer)
     members.linked(0, replica.link)
     members.linked(None, replica.link)
     members.credited(replica, 0)

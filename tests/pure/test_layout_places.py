@@ -12,6 +12,7 @@ from weightsync.engine import ShmEngine
 from weightsync.epoch import Mode
 from weightsync.errors import UnsupportedError
 from weightsync.layout import register
+from weightsync.memory import Memory
 from weightsync.names import Slice, cut, fuse, rename, shared, take
 from weightsync.plan import slot_layout
 from weightsync.slots import Slots
@@ -135,7 +136,7 @@ def test_a_push_fills_memories_and_not_names() -> None:
     state = {"w": memory, "half": memory[:2], "empty": memory[:0]}
     registered = register(state, names=rules, mirrored=True)
     slots = Slots.of(Mode.INPLACE, registered.manifest)
-    window = torch.zeros(slots.nbytes, dtype=torch.uint8)
+    window = Memory([torch.zeros(slots.nbytes, dtype=torch.uint8)], slots.segments)
     tensors = Tensors(Mode.INPLACE, registered, window, slots, ShmEngine())
     pushes = [{"first"}, {"second"}, {"first", "second", "empty"}, {"empty"}]
 

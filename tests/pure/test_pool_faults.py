@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.pure.leading import held
 from tests.pure.pool_network import Clock, Process, Wire, connect
 from tests.pure.pool_trainers import ANSWER, NAMES, manifest
 from tests.pure.pool_world import SimulatedLeader
@@ -44,8 +45,9 @@ class Stage:
         self._lines: list[Wire] = []
         for rank in range(2):
             self.leader.admit_trainer(rank, self._line())
-        hello = ReplicaHello("x", "staged", ("handle",))
-        self.replica: Replica = self.leader.admit_replica(hello, (HELD,), self._line())
+        hello = ReplicaHello("x", "staged", 1)
+        line = self._line()
+        self.replica: Replica = self.leader.admit_replica(hello, held(HELD), line)
         for rank in (0, 1, None):
             self.leader.members.linked(rank, self.replica.link)
         self.leader.members.credited(self.replica, 0)
@@ -137,8 +139,8 @@ def test_who_dies_while_values_are_compared_has_failed() -> None:
 
 def test_of_two_that_die_while_values_are_compared_both_have_failed() -> None:
     stage = Stage()
-    hello = ReplicaHello("y", "staged", ("handle",))
-    other = stage.leader.admit_replica(hello, (HELD,), stage._line())
+    hello = ReplicaHello("y", "staged", 1)
+    other = stage.leader.admit_replica(hello, held(HELD), stage._line())
     for rank in (0, 1, None):
         stage.leader.members.linked(rank, other.link)
     stage.push(5.0, 5.0, terms=Terms(check_replicas=True))
@@ -162,8 +164,8 @@ def test_an_agreement_counts_each_answer_once() -> None:
 
 def test_what_forming_a_link_needed_is_not_kept() -> None:
     stage = Stage()
-    hello = ReplicaHello("y", "staged", ("handle",))
-    other = stage.leader.admit_replica(hello, (HELD,), stage._line())
+    hello = ReplicaHello("y", "staged", 1)
+    other = stage.leader.admit_replica(hello, held(HELD), stage._line())
     for rank in range(2):
         stage.leader.members.offered(rank, other.link, f"handle {rank}")
     for rank in (0, 1, None):

@@ -294,3 +294,18 @@ class TestPoolProperties(PoolMachine.TestCase):  # type: ignore[name-defined,mis
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
+
+
+def test_who_was_given_up_does_not_wait_though_the_push_does_for_others() -> None:
+    """One put fails at the moment at which the push times out: that of "x" only."""
+    machine = PoolMachine()
+    machine.start(1, [1, 1], ["staged"] * 3, mortal=False)
+    machine.train([Asked(Terms(), 30.0, 0, False)])
+    machine.make_a_trainer_faulty(0)
+    machine.push(Asked(Terms(), 1.0, 0, False), 0, 0)
+    machine.pass_time(1.0)
+    machine.settle(receive=False)
+    (round_,) = machine.world.leader.pushes._rounds.values()
+    found = [transfer.report for transfer in round_.transfers.values()]
+
+    assert [None, "failed"] == [report and report.status for report in found]

@@ -234,7 +234,8 @@ async def test_parts_go_into_what_is_kept(leader: Leader) -> None:
     await leader.clear()
     keep(leader, 2, 0, 1)
     new = await joined(leader)
-    await agree(leader, new)
+    await agree(leader, new)  # what was pushed last
+    await agree(leader, new)  # what is kept
     put = await leader.trainers[0].next(Put)
 
     assert "parts" == ended.keep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pure.leading import Leader, MakePeer, manifest
+from tests.pure.leading import Leader, MakePeer, held, manifest
 from weightsync.errors import PeerError
 from weightsync.hellos import ReplicaHello
 from weightsync.membership import Happened
@@ -30,9 +30,9 @@ async def leader(peer: MakePeer) -> Leader:  # in the loop, where streams are ma
 async def test_a_replica_is_joining_until_its_link_is_formed(
     leader: Leader, peer: MakePeer
 ) -> None:
-    hello = ReplicaHello("new", "swap", ("a", "b"))
+    hello = ReplicaHello("new", "swap", 2)
     new, _ = peer("replica 'new'")
-    pair = (manifest("w"), manifest("w"))
+    pair = held(manifest("w"), manifest("w"))
     replica = leader.members.replica_joined(hello, pair, new)
     joining = membership(leader.members, 0, replica.since + 2).replicas["new"]
     for rank in (0, 1, None):
@@ -78,8 +78,8 @@ async def test_a_replica_that_never_got_in_fails_without_having_joined(
 ) -> None:
     await leader.clear()
     new, _ = peer("replica 'new'")
-    hello = ReplicaHello("new", "staged", ("a",))
-    replica = leader.members.replica_joined(hello, (manifest("w"),), new)
+    hello = ReplicaHello("new", "staged", 1)
+    replica = leader.members.replica_joined(hello, held(manifest("w")), new)
     leader.members.drop(replica, PeerError("no memory"))
     told = [await line.next(Happened) for line in leader.trainers]
 

@@ -19,7 +19,6 @@ from weightsync.bench.pool_parties import (
     Replica,
     Sizes,
     Trainer,
-    manifest,
 )
 from weightsync.channel import Endpoint
 from weightsync.errors import PeerError
@@ -112,8 +111,8 @@ class SimulatedLeader(Leader):
     def admit_replica(self, replica: Replica, line: Line) -> None:
         """Take a replica in."""
         peer: Any = line
-        held = (manifest(),) * replica.sizes.ranks
-        member = self.members.replica_joined(replica.hub.hello, held, peer)
+        hub = replica.hub
+        member = self.members.replica_joined(hub.hello, hub.held, peer)
         replica.linked(member.link)
         line.handle = partial(self._on_replica, member)
         line.ended = lambda error: self.members.drop(member, PeerError(str(error)))

@@ -49,6 +49,7 @@ def _nccl(found: Nccl) -> Iterator[str]:
         yield f"NCCL:     none: {found.problem}"
         return
     yield f"NCCL:     {found.version}, {found.path}"
+    yield "          process groups take 2.29 to 2.32, pushes 2.30.7 to 2.32"
     if found.faults:
         yield f"          known faults of {found.version}:"
     for fault in found.faults:
@@ -57,6 +58,8 @@ def _nccl(found: Nccl) -> Iterator[str]:
         yield f"          - {fault.text}{link}; " + (
             f"repaired in {until}" if until else "not repaired in any version"
         )
+        if fault.avoided:
+            yield f"            avoided: {fault.avoided}"
 
 
 def _driver(found: Driver) -> Iterator[str]:

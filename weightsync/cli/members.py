@@ -103,9 +103,12 @@ def _trainer(rank: int, trainer: TrainerMember | None) -> tuple[str, ...]:
     name = f"trainer rank {rank}"
     if trainer is None:
         return (name, "awaited", *[NOTHING] * 7)
+    state = "leader" if rank == 0 else "active"
+    if trainer.quarantined:
+        state += f", {trainer.quarantined} quarantined"
     return (
         name,
-        "leader" if rank == 0 else "active",
+        state,
         *[NOTHING] * 4,
         *_life(trainer),
     )
@@ -119,7 +122,7 @@ def _replica(replica: ReplicaMember) -> tuple[str, ...]:
         replica.mode,
         NOTHING if replica.version is None else str(replica.version),
         NOTHING if replica.push is None else _push(replica.push),
-        *_life(replica),
+        *_life(replica, replica.silent_rank),
     )
 
 
@@ -128,10 +131,10 @@ def _push(push: LastPush) -> str:
     return f"{push.version} {push.status} {duration(push.ago)} ago{reason}"
 
 
-def _life(member: TrainerMember | ReplicaMember) -> tuple[str, str, str]:
+def _life(member: TrainerMember | ReplicaMember, rank: int = 0) -> tuple[str, str, str]:
     if member.lease is None:
         return NOTHING, NOTHING, duration(member.age)
-    sign = f"{duration(member.silent)} ago"
+    sign = f"{duration(member.silent)} ago{f' (rank {rank})' if rank else ''}"
     return sign, duration(member.lease), duration(member.age)
 
 

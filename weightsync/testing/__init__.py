@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weightsync.testing.calls import calls
 from weightsync.testing.environment import available, environment, reason
 from weightsync.testing.marker import requires_emulator
 from weightsync.testing.outcome import Outcome, RanksFailedError
@@ -11,6 +12,7 @@ __all__ = [
     "Outcome",
     "RanksFailedError",
     "available",
+    "calls",
     "emulated",
     "environment",
     "outcomes",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_GPUS: Final = 8
 DEFAULT_NCCL: Final = "2.30.7"
 MAX_GPUS: Final = 64
-NCCL_VERSIONS: Final = ("2.30.7", "2.31.2")
+NCCL_VERSIONS: Final = ("2.29.7", "2.30.7", "2.31.2", "2.32.3")
 
 HANG_EXIT_CODE: Final = 86
 """With which a process ends whose hang was diagnosed."""
@@ -58,7 +58,7 @@ def environment(
     Args:
         gpus: How many GPUs there are, all of them on one machine.
         memory: Bytes of each GPU; 16 GiB unless given. Unused memory costs nothing.
-        nccl: Whose version's behaviour is emulated: ``2.30.7`` or ``2.31.2``.
+        nccl: Whose version's behaviour is emulated, one of ``NCCL_VERSIONS``.
         faults: What shall go wrong, see docs/emulator.md; or ``@`` and a file of it.
         hang_seconds: After how long a hang is diagnosed; 60 unless given, 0 is never.
 
@@ -70,8 +70,8 @@ def environment(
     if not 0 <= gpus <= MAX_GPUS:
         raise PlanError(f"gpus is {gpus}, but must be from 0 to {MAX_GPUS}")
     if nccl not in NCCL_VERSIONS:
-        known = " or ".join(NCCL_VERSIONS)
-        raise PlanError(f"nccl is {nccl!r}, but must be {known}")
+        known = ", ".join(NCCL_VERSIONS)
+        raise PlanError(f"nccl is {nccl!r}, but must be one of {known}")
     found = {
         "LD_PRELOAD": _joined(_given("LD_PRELOAD"), folder / RUNTIME, folder / NCCL),
         "LD_LIBRARY_PATH": _joined(folder, _given("LD_LIBRARY_PATH")),

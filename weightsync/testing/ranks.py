@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     ``gpus``: how many there are; 8 or the number of ranks unless given.
     ``memory``: bytes of each GPU; 16 GiB unless given.
     ``faults``: what shall go wrong, see docs/emulator.md.
-    ``nccl``: whose version's behaviour is emulated, ``2.30.7`` (or ``2.31.2``).
+    ``nccl``: whose version's behaviour is emulated, ``2.30.7`` unless given.
     ``hang_seconds``: after how long a hang is diagnosed; half the timeout unless given.
     ``timeout``: seconds after which ranks that still run are killed; 60 unless given.
     """

@@ -12,6 +12,7 @@
 #include "backend/nccl/bootstrap.h"
 #include "backend/nccl/raising.h"
 #include "backend/nccl/session.h"
+#include "cuda/driver.h"
 #include "cuda/runtime.h"
 #include "nccl/aside.h"
 
@@ -26,6 +27,7 @@ constexpr std::chrono::seconds kFree{5};
 
 struct Entry {
   std::size_t bytes = 0;
+  bool again = false;  // memory of another entry at one more address
   std::vector<std::weak_ptr<nccl::Windows>> users;
 };
 
@@ -63,7 +65,7 @@ void* allocate_nccl(std::size_t asked, int device, cudaStream_t) {
   }
   Table& all = table();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.entries[static_cast<std::byte*>(made)] = {bytes, {}};
+  all.entries[static_cast<std::byte*>(made)] = {bytes, false, {}};
   return made;
 }
 
@@ -88,6 +90,10 @@ void release(void* pointer) {
                  << " bytes are kept: a communicator that cannot be ended uses them";
     return;
   }
+  if (entry.again) {
+    (void)cuda::unmap(pointer, entry.bytes);
+    return;
+  }
   auto library = library_for("");
   if (library.ok()) (void)library.value()->ncclMemFree(pointer);
 }
@@ -95,6 +101,31 @@ void release(void* pointer) {
 void free_nccl(void* pointer, std::size_t, int device, cudaStream_t) {
   const c10::DeviceGuard guard(on(device));
   release(pointer);
+}
+
+// Torch waits for the device as well when it gives memory back. With a limit: the GIL
+// may be held, and a wait for a signal may never end.
+void drop(void* memory, int device) {
+  const shm::Status freed = nccl::run_aside(
+      "freeing memory of NCCL", shm::after(kFree), [=]() -> shm::Status {
+        const cuda::Runtime& runtime = cuda::runtime();
+        shm::Status status = cuda::bind_device(device);
+        if (!status.ok()) return status;
+        status = runtime.check(runtime.device_synchronize(), "cudaDeviceSynchronize");
+        if (status.ok()) release(memory);
+        return status;
+      });
+  if (!freed.ok()) LOG(WARNING) << "weightsync-nccl2: " << freed.message();
+}
+
+// A tensor that frees this memory with its last view.
+at::Tensor own(void* memory, std::int64_t size, const at::TensorOptions& options) {
+  const int device = options.device().index();
+  return at::for_blob(memory, {size})
+      .deleter([device](void* freed) { drop(freed, device); })
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
 }
 
 }  // namespace
@@ -136,31 +167,29 @@ at::Tensor allocate_nccl_tensor(std::int64_t size, const at::TensorOptions& opti
   void* const made = allocate_nccl(bytes, index, nullptr);
   TORCH_CHECK_WITH(OutOfMemoryError, made != nullptr, "NCCL has no ", bytes,
                    " bytes on ", place);
-  const auto drop = [index](void* memory) {
-    // Torch waits for the device as well when it gives memory back. With a limit: the
-    // GIL may be held, and a wait for a signal may never end.
-    const shm::Status freed = nccl::run_aside(
-        "freeing memory of NCCL", shm::after(kFree), [=]() -> shm::Status {
-          const cuda::Runtime& runtime = cuda::runtime();
-          shm::Status status = cuda::bind_device(index);
-          if (!status.ok()) return status;
-          status = runtime.check(runtime.device_synchronize(), "cudaDeviceSynchronize");
-          if (status.ok()) release(memory);
-          return status;
-        });
-    if (!freed.ok()) LOG(WARNING) << "weightsync-nccl2: " << freed.message();
-  };
-  at::Tensor tensor = at::for_blob(made, {size})
-                          .deleter(drop)
-                          .options(options.device(place))
-                          .target_device(place)
-                          .make_tensor();
+  at::Tensor tensor = own(made, size, options.device(place));
   const c10::DeviceGuard guard(place);
   const cuda::Runtime& runtime = cuda::runtime();
   raise(runtime.check(
       runtime.memset_async(made, 0, bytes, handle_of(current_stream(place))),
       "cudaMemsetAsync"));
   return tensor;
+}
+
+at::Tensor map_nccl_tensor_again(const at::Tensor& tensor) {
+  const void* const start = tensor.const_data_ptr();
+  const Allocation found = allocation_of(start).value_or(Allocation{});
+  check(found.base != nullptr && found.base == start, shm::Code::kInvalid,
+        "only a tensor at the start of memory of NCCL can be mapped again");
+  const int device = tensor.device().index();
+  const c10::DeviceGuard guard(on(device));
+  void* const made = unwrap(cuda::map_again(found.base, found.bytes, device));
+  {
+    Table& all = table();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.entries[static_cast<std::byte*>(made)] = {found.bytes, true, {}};
+  }
+  return own(made, tensor.numel(), tensor.options());
 }
 
 std::pair<std::uintptr_t, std::uintptr_t> nccl_memory_functions() {

@@ -36,4 +36,9 @@ std::pair<std::uintptr_t, std::uintptr_t> nccl_memory_functions();
 // view, when the device has done what it was given before.
 at::Tensor allocate_nccl_tensor(std::int64_t size, const at::TensorOptions& options);
 
+// The same memory at one more address, which is an allocation of its own to NCCL: so
+// each of them can be registered with one communicator, and takes no more memory. The
+// tensor begins at the start of its allocation.
+at::Tensor map_nccl_tensor_again(const at::Tensor& tensor);
+
 }  // namespace weightsync

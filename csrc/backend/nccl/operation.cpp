@@ -94,12 +94,14 @@ void Operation::finish(State found, Status failure) {
   std::optional<float> milliseconds;
   c10::intrusive_ptr<c10::ivalue::Future> outcome;
   std::shared_ptr<Watchdog> watchdog;
+  std::shared_ptr<Bell> bell;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (state() != State::kPending) return;
     failure_ = std::move(failure);
     end.swap(end_);
     outcome = outcome_;
+    bell.swap(bell_);
     if (found == State::kDone) {
       // Dropping tensors and telling futures may take the GIL: not under the lock.
       kept.swap(kept_);
@@ -119,6 +121,7 @@ void Operation::finish(State found, Status failure) {
     if (watchdog) watchdog->completed(key_, milliseconds);
   }
   if (outcome) outcome->markCompleted(told(found));
+  if (bell) bell->ring();
 }
 
 void Operation::watched_by(std::weak_ptr<Watchdog> watchdog) {
@@ -160,6 +163,21 @@ void Operation::block(const c10::Stream& stream) {
   // What was issued on this stream itself comes before what follows anyway.
   if (stream != stream_) end_->block(stream);
   kept.swap(kept_);
+}
+
+void Operation::ring(const std::shared_ptr<Bell>& bell) {
+  TORCH_CHECK(!captured_, describe(), ": is a part of a graph, and has no end");
+  if (look() == State::kPending) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (state() == State::kPending) {
+      // A stream of its own: host functions hold up what comes after them.
+      bell_ = bell;
+      end_->block(session_->listener());
+      Bell::ring_after(bell, session_->listener());
+      return;
+    }
+  }
+  bell->ring();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Operation::outcome() {

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/nccl/bell.h"
 #include "backend/nccl/session.h"
 #include "backend/nccl/timeouts.h"
 #include "recorder/recorder.h"
@@ -78,6 +79,8 @@ class Operation {
 
   // Lets a stream wait for the end, which the caller's tensors are safe with then.
   void block(const c10::Stream& stream);
+  // Rings the bell at the end, however it ends, or now: CUDA does where it ends well.
+  void ring(const std::shared_ptr<Bell>& bell);
   // Told a WorkResult at the end, or now.
   c10::intrusive_ptr<c10::ivalue::Future> outcome();
 
@@ -120,6 +123,7 @@ class Operation {
   std::vector<at::Tensor> kept_;                     // guarded by mu_
   std::weak_ptr<Watchdog> watchdog_;                 // guarded by mu_
   std::optional<c10::Event> end_;                    // guarded by mu_
+  std::shared_ptr<Bell> bell_;                       // guarded by mu_
   std::optional<float> milliseconds_;                // guarded by mu_
   shm::Status failure_;                              // guarded by mu_
   c10::intrusive_ptr<c10::ivalue::Future> outcome_;  // guarded by mu_

@@ -171,7 +171,13 @@ std::shared_ptr<Session> ProcessGroupNccl::end(const char* why) {
   const std::lock_guard<std::mutex> lock(mu_);
   if (ended_.ok()) ended_ = {Code::kClosed, why};
   server = std::move(server_);
+  if (session_) last_ = session_->share_communicator();
   return std::exchange(session_, nullptr);
+}
+
+bool ProcessGroupNccl::quarantined() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return last_ && last_->quarantined() && !last_->gone();
 }
 
 void ProcessGroupNccl::abort() {

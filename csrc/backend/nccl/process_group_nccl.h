@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "backend/nccl/dtypes.h"
+#include "backend/nccl/handle.h"
 #include "backend/nccl/options.h"
 #include "backend/nccl/recording.h"
-#include "backend/nccl/rendezvous.h"
 #include "backend/nccl/session.h"
 #include "backend/nccl/timeouts.h"
 #include "backend/nccl/watchdog.h"
@@ -152,6 +152,9 @@ class ProcessGroupNccl : public c10d::Backend {
   const std::shared_ptr<Watchdog>& watchdog() const { return watchdog_; }
   // Which NCCL it uses.
   std::shared_ptr<const nccl::Library> library() const;
+  // After abort() or shutdown(): NCCL did not come to its end. Its communicator, the
+  // stream and the memory that it uses are left to themselves.
+  bool quarantined() const;
   Recording& recording() { return recording_; }
 
  private:
@@ -244,10 +247,11 @@ class ProcessGroupNccl : public c10d::Backend {
   // Guarded by connecting_. The uuids of reconfigure() so far, and the stream that the
   // last generation leaves to the next one: there are not many.
   std::set<std::int64_t> used_;
-  std::optional<c10::Stream> stream_;
+  std::shared_ptr<OwnStream> stream_;
 
   mutable std::mutex mu_;
   std::shared_ptr<Session> session_;  // guarded by mu_
+  nccl::Communicator::Pointer last_;  // guarded by mu_; of the session that has ended
   shm::Status ended_;                 // guarded by mu_; why, once ended
   std::int64_t uuid_ = 0;             // guarded by mu_; of the last reconfigure()
   // Guarded by mu_; where others meet with this process if the store has no address.

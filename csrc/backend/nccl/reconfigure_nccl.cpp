@@ -10,6 +10,7 @@
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
+#include <memory>
 #include <unordered_set>
 #include <utility>
 
@@ -103,20 +104,21 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNccl::reconfigure(
     const std::lock_guard<std::mutex> lock(mu_);
     return ended_;
   };
-  Rendezvous rendezvous({opts.uuid, std::move(handles), rank}, deadline, interrupted);
+  const auto rendezvous = std::make_shared<Rendezvous>(
+      Rendezvous::Plan{opts.uuid, std::move(handles), rank}, deadline, interrupted);
   if (!used_.insert(opts.uuid).second) {
     const std::string why =
         "reconfigure: uuid " + std::to_string(opts.uuid) + " was used before";
-    rendezvous.refuse(why);
+    rendezvous->refuse(why);
     raise({Code::kInvalid, why});
   }
-  const Status agreed = rendezvous.agree();
+  const Status agreed = rendezvous->agree();
   if (!agreed.ok()) trace::dump_after(agreed);
   raise(agreed);
 
   const c10::Device device = device_to_form_on();
   end_session();
-  auto id = rendezvous.exchange(*library.value(), std::max(deadline, shm::after(kEnd)));
+  auto id = rendezvous->exchange(library.value(), std::max(deadline, shm::after(kEnd)));
   if (!id.ok()) trace::dump_after(id.status());
   raise(id.status());
   const nccl::Communicator::Place place{rank, size, device.index()};
@@ -128,7 +130,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNccl::reconfigure(
   adopt(made.take(), device, opts.uuid);
   Recording::finish(recorded.keep(), true);
   recording_.members_changed(std::to_string(opts.uuid));
-  if (rank == 0) rendezvous.forget();
+  if (rank == 0) rendezvous->forget();
   return done();
 }
 
@@ -143,17 +145,16 @@ void ProcessGroupNccl::end_session() {
   watchdog_->give_up(session, {Code::kClosed, "the process group was reconfigured"});
   (void)session->communicator().abort(shm::after(kEnd));
   // What an abort could not end may still be on it.
-  const bool clean = !session->communicator().quarantined();
-  stream_ = clean ? std::optional(session->stream()) : std::nullopt;
+  stream_ = session->communicator().gone() ? session->share_stream() : nullptr;
 }
 
 void ProcessGroupNccl::adopt(nccl::Communicator::Pointer communicator,
                              c10::Device device, std::int64_t uuid) {
   const c10::DeviceGuard on(device);
-  const bool fits = stream_ && stream_->device() == device;
+  const bool fits = stream_ && stream_->stream().device() == device;
   auto session = std::make_shared<Session>(std::move(communicator), device,
                                            options_->is_high_priority_stream,
-                                           fits ? stream_ : std::nullopt);
+                                           fits ? stream_ : nullptr);
   Status ended;
   {
     const std::lock_guard<std::mutex> lock(mu_);

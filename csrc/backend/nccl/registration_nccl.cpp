@@ -172,6 +172,24 @@ Status reachable(const Session& session, const std::vector<Place>& places) {
   return {};
 }
 
+// The same on all ranks, for all see the same sizes.
+void check_sizes(const Session& session, const std::vector<Words>& all,
+                 std::int64_t largest) {
+  constexpr int kAnySizesFrom = 23007;
+  const nccl::Library& library = session.windows()->library();
+  if (library.version() >= kAnySizesFrom) return;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank][1] != kMissing || all[rank][2] == largest) continue;
+    throw StatusError(
+        {Code::kUnsupported,
+         "a window cannot be made: NCCL " + library.version_text() +
+             " wants memory of one size on all ranks, and rank " +
+             std::to_string(rank) + " brings " + std::to_string(all[rank][2]) +
+             " bytes where another one brings " + std::to_string(largest) +
+             "; NCCL 2.30.7 and newer take any"});
+  }
+}
+
 // One more round, if any rank needs it.
 void register_missing(const Meeting& with, const Found& found,
                       const std::vector<Words>& all, std::vector<Place>& places) {
@@ -186,6 +204,7 @@ void register_missing(const Meeting& with, const Found& found,
     agree(with, reachable(*with.session, places));
     return;
   }
+  check_sizes(*with.session, all, largest);
   void* base = found.allocation.base;
   std::size_t bytes = found.allocation.bytes;
   const bool brings = found.place.round == kMissing;

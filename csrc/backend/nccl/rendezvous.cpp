@@ -1,18 +1,14 @@
 #include "backend/nccl/rendezvous.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <utility>
+
+#include "nccl/aside.h"
 
 namespace weightsync {
 namespace {
@@ -22,8 +18,6 @@ using shm::Code;
 using shm::Deadline;
 using shm::Result;
 using shm::Status;
-
-constexpr const char* kScheme = "nccl2";
 
 // In front of an answer.
 constexpr std::uint8_t kGoOn = 1;
@@ -35,6 +29,9 @@ constexpr std::chrono::hours kLongest{1};
 // For one attempt to connect to a store: after it an abort is noticed.
 constexpr std::chrono::milliseconds kTry{1000};
 
+// How long after its deadline an attempt may take to say who was missing.
+constexpr std::chrono::seconds kSay{2};
+
 std::chrono::milliseconds left_until(Deadline deadline) {
   const auto left = std::min<Clock::duration>(deadline - Clock::now(), kLongest);
   return std::max(std::chrono::milliseconds(1),
@@ -43,12 +40,6 @@ std::chrono::milliseconds left_until(Deadline deadline) {
 
 std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
-}
-
-std::string hex(std::uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
 }
 
 // FNV-1a: the same in every build.
@@ -71,139 +62,11 @@ Status out_of_time(std::int64_t uuid, const std::vector<int>& missing) {
                                ": these ranks did not come in time:" + ranks};
 }
 
-template <class Number>
-bool read_number(const std::string& text, Number& number) {
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && rest == end;
-}
-
-struct Address {
-  std::string host;
-  std::uint16_t port = 0;
-  std::string prefix;
-};
-
-bool read_address(const std::string& text, Address& address) {
-  const std::size_t slash = text.find('/');
-  const std::size_t colon = text.rfind(':', slash);
-  if (slash == std::string::npos || colon == std::string::npos || colon == 0) {
-    return false;
-  }
-  address.host = text.substr(0, colon);
-  address.prefix = text.substr(slash + 1);
-  return read_number(text.substr(colon + 1, slash - colon - 1), address.port);
-}
-
-// c10d tells the store behind a prefix, and not the prefix.
-struct Peek : c10d::PrefixStore {
-  static const std::string& prefix_of(const c10d::PrefixStore& store) {
-    return store.*(&Peek::prefix_);
-  }
-};
-
-// The store that listens, with the prefixes in front of it; null if none does.
-c10d::TCPStore* listening(const c10::intrusive_ptr<c10d::Store>& store,
-                          std::string& prefix) {
-  c10::intrusive_ptr<c10d::Store> inner = store;
-  while (auto* const outer = dynamic_cast<c10d::PrefixStore*>(inner.get())) {
-    const std::string& added = Peek::prefix_of(*outer);
-    prefix = prefix.empty() ? added : added + "/" + prefix;
-    inner = outer->getUnderlyingStore();
-  }
-  return dynamic_cast<c10d::TCPStore*>(inner.get());
-}
-
-// A socket that listens on this machine alone: TCPStore itself listens to everybody.
-Result<int> listen_here(std::uint16_t& port) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (socket < 0) return shm::system_error("make a socket", errno);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(socket, any, size) != 0 || ::listen(socket, SOMAXCONN) != 0 ||
-      ::getsockname(socket, any, &size) != 0) {
-    const int error = errno;
-    ::close(socket);
-    return shm::system_error("listen on 127.0.0.1", error);
-  }
-  port = ntohs(address.sin_port);
-  return socket;
-}
-
 Status store_error(const std::exception& error) {
   return {Code::kPeer, std::string("the store of rank 0: ") + error.what()};
 }
 
 }  // namespace
-
-// --- handles ---
-
-std::string Handle::text() const {
-  return std::string(kScheme) + ":" + std::to_string(rank) + ":" +
-         std::to_string(uuid) + ":" + instance + ":" + store;
-}
-
-Result<Handle> Handle::parse(const std::string& text) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (int i = 0; i < 4; ++i) {
-    const std::size_t end = text.find(':', begin);
-    if (end == std::string::npos) break;
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  Handle handle;
-  Address address;
-  const bool fits = parts.size() == 4 && parts[0] == kScheme &&
-                    read_number(parts[1], handle.rank) &&
-                    read_number(parts[2], handle.uuid) && !parts[3].empty() &&
-                    read_address(text.substr(begin), address);
-  if (!fits) {
-    return Status{Code::kInvalid,
-                  "expected nccl2:<rank>:<uuid>:<instance>:<store>, "
-                  "as get_reconfigure_handle() gives; found \"" +
-                      text + "\""};
-  }
-  handle.instance = parts[3];
-  handle.store = text.substr(begin);
-  return handle;
-}
-
-std::string new_instance() {
-  std::random_device random;
-  const auto half = [&random] {
-    return hex((static_cast<std::uint64_t>(random()) << 32) | random());
-  };
-  return half() + half();
-}
-
-Result<std::string> address_of(const c10::intrusive_ptr<c10d::Store>& store,
-                               c10::intrusive_ptr<c10d::Store>& server) {
-  std::string prefix;
-  if (auto* const found = listening(store, prefix)) {
-    return found->getHost() + ":" + std::to_string(found->getPort()) + "/" + prefix;
-  }
-  try {
-    if (!server) {
-      c10d::TCPStoreOptions options;
-      auto socket = listen_here(options.port);
-      if (!socket.ok()) return socket.status();
-      options.isServer = true;
-      options.waitWorkers = false;
-      options.masterListenFd = socket.value();
-      server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    }
-    const auto& mine = dynamic_cast<const c10d::TCPStore&>(*server);
-    return mine.getHost() + ":" + std::to_string(mine.getPort()) + "/";
-  } catch (const std::exception& error) {
-    return Status{Code::kSystem, std::string("cannot start a store: ") + error.what()};
-  }
-}
-
-// --- the meeting ---
 
 Rendezvous::Rendezvous(Plan plan, Deadline deadline, Interrupted interrupted)
     : plan_(std::move(plan)),
@@ -221,15 +84,15 @@ std::string Rendezvous::answer() const {
 
 Status Rendezvous::connect() {
   if (store_) return {};
-  Address address;
-  read_address(Handle::parse(plan_.handles.front()).value().store, address);
+  const Address address =
+      Address::parse(Handle::parse(plan_.handles.front()).value().store).value();
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.waitWorkers = false;
   // TCPStore tries again and again where nobody listens, and cannot be interrupted.
   c10::intrusive_ptr<c10d::TCPStore> found;
   while (!found) {
-    Status status = interrupted_();
+    Status status = given_up();
     if (!status.ok()) return status;
     options.timeout = std::min(kTry, left_until(deadline_));
     try {
@@ -245,44 +108,77 @@ Status Rendezvous::connect() {
   return {};
 }
 
+void Rendezvous::give_up(const Status& why) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (given_up_.ok()) given_up_ = why;
+}
+
+Status Rendezvous::given_up() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return given_up_;
+}
+
+Status Rendezvous::aside(std::function<Status()> work) {
+  const auto left = deadline_ - Clock::now();
+  const Deadline until =
+      Deadline::max() - kSay - Clock::now() < left ? Deadline::max() : deadline_ + kSay;
+  Status status = nccl::run_aside(
+      "the meeting of the ranks", until,
+      [self = shared_from_this(), work = std::move(work)]() -> Status {
+        try {
+          return work();
+        } catch (const std::exception& error) {
+          return store_error(error);
+        }
+      },
+      // Once more before it is left alone: it may tell the others.
+      [this] {
+        Status told = given_up();
+        if (told.ok()) give_up(interrupted_());
+        return told;
+      });
+  if (!status.ok()) give_up(status);
+  return status;
+}
+
 Status Rendezvous::agree() {
-  try {
-    Status connected = connect();
-    if (!connected.ok()) return connected;
-    if (plan_.rank == 0) {
-      Status claimed = claim();
-      if (!claimed.ok()) return claimed;
-    }
-  } catch (const std::exception& error) {
-    return store_error(error);
+  return aside([this] { return agree_here(); });
+}
+
+Status Rendezvous::agree_here() {
+  Status connected = connect();
+  if (!connected.ok()) return connected;
+  if (plan_.rank == 0) {
+    Status claimed = claim();
+    if (!claimed.ok()) return claimed;
   }
   return meet([] { return Bytes(); }).status();
 }
 
-Result<ncclUniqueId> Rendezvous::exchange(const nccl::Library& library,
+Result<ncclUniqueId> Rendezvous::exchange(std::shared_ptr<const nccl::Library> library,
                                           Deadline deadline) {
   deadline_ = deadline;
   ++meeting_;
-  auto met = meet([&]() -> Result<Bytes> {
-    auto made = nccl::make_unique_id(library);
-    if (!made.ok()) return made.status();
-    const auto* const begin =
-        reinterpret_cast<const std::uint8_t*>(made.value().internal);
-    return Bytes(begin, begin + kNcclUniqueIdBytes);
+  const auto id = std::make_shared<ncclUniqueId>();
+  Status exchanged = aside([this, id, library = std::move(library)]() -> Status {
+    auto met = meet([&]() -> Result<Bytes> {
+      auto made = nccl::make_unique_id(*library);
+      if (!made.ok()) return made.status();
+      const auto* const begin =
+          reinterpret_cast<const std::uint8_t*>(made.value().internal);
+      return Bytes(begin, begin + kNcclUniqueIdBytes);
+    });
+    if (!met.ok()) return met.status();
+    std::memcpy(id->internal, met.value().data(),
+                std::min(met.value().size(), kNcclUniqueIdBytes));
+    return {};
   });
-  if (!met.ok()) return met.status();
-  ncclUniqueId id{};
-  std::memcpy(id.internal, met.value().data(),
-              std::min(met.value().size(), kNcclUniqueIdBytes));
-  return id;
+  if (!exchanged.ok()) return exchanged;
+  return *id;
 }
 
 Result<Rendezvous::Bytes> Rendezvous::meet(const Offer& offer) {
-  try {
-    return plan_.rank == 0 ? lead(offer) : follow();
-  } catch (const std::exception& error) {
-    return store_error(error);
-  }
+  return plan_.rank == 0 ? lead(offer) : follow();
 }
 
 Status Rendezvous::await(const std::function<Status(bool& done)>& look) {
@@ -292,7 +188,7 @@ Status Rendezvous::await(const std::function<Status(bool& done)>& look) {
     bool done = false;
     Status status = look(done);
     if (!status.ok() || done) return status;
-    status = interrupted_();
+    status = given_up();
     if (!status.ok()) return status;
     if (Clock::now() >= deadline_) return {Code::kTimedOut, ""};
     std::this_thread::sleep_for(pause);
@@ -384,11 +280,11 @@ Result<Rendezvous::Bytes> Rendezvous::call_off(Status why) {
 }
 
 void Rendezvous::refuse(const std::string& why) {
-  try {
-    if (connect().ok()) (void)call_off({Code::kInvalid, why});
-  } catch (const std::exception&) {
-    // Then the others wait until their time is over.
-  }
+  // If it fails the others wait until their time is over.
+  (void)aside([this, why] {
+    Status connected = connect();
+    return connected.ok() ? call_off({Code::kInvalid, why}).status() : connected;
+  });
 }
 
 Result<Rendezvous::Bytes> Rendezvous::read(const Bytes& answer) const {
@@ -399,16 +295,19 @@ Result<Rendezvous::Bytes> Rendezvous::read(const Bytes& answer) const {
 }
 
 void Rendezvous::forget() {
-  if (!store_) return;
-  try {
-    for (; meeting_ >= 0; --meeting_) {
-      for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
-        store_->deleteKey(here(rank));
-      }
-      store_->deleteKey(answer());
+  // If it fails they are left lying about, no more.
+  (void)aside([this] {
+    remove_keys();
+    return Status();
+  });
+}
+
+void Rendezvous::remove_keys() {
+  for (; meeting_ >= 0; --meeting_) {
+    for (int rank = 1; rank < static_cast<int>(plan_.handles.size()); ++rank) {
+      store_->deleteKey(here(rank));
     }
-  } catch (const std::exception&) {
-    // It is left lying about, no more.
+    store_->deleteKey(answer());
   }
 }
 

@@ -6,43 +6,27 @@
 // NCCL waits without an end for one that died meanwhile. Each time any member that
 // cannot come calls the attempt off for all, and either all hear that or all go on. The
 // keys are named by the uuid, and by what the members were told, so that nobody meets
-// those who were told something else. Blocking, without the GIL and without locks; a
-// connection to the store is made for each attempt.
+// those who were told something else. Without the GIL; a connection to the store is
+// made for each attempt, and used aside: nothing ends what a store is asked whose
+// process is frozen, but who asks goes on when the attempt is given up.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "backend/nccl/handle.h"
 #include "nccl/communicator.h"
 
 namespace weightsync {
 
-// What a member gives the others to be found by:
-// `nccl2:<rank>:<uuid>:<instance>:<store>`.
-struct Handle {
-  int rank = 0;
-  std::int64_t uuid = 0;
-  std::string instance;  // of the process group: no other one has it
-  std::string store;     // `<host>:<port>/<prefix>`, where a TCPStore listens
-
-  std::string text() const;
-  static shm::Result<Handle> parse(const std::string& text);
-};
-
-// Of a process group: 128 random bits.
-std::string new_instance();
-
-// Where the store of a group is found by others. `server` becomes a store that listens
-// on this machine alone if the group's has no address.
-shm::Result<std::string> address_of(const c10::intrusive_ptr<c10d::Store>& store,
-                                    c10::intrusive_ptr<c10d::Store>& server);
-
-// One attempt of one member.
-class Rendezvous {
+// One attempt of one member, by one thread. After an error it is over.
+class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
  public:
   struct Plan {
     std::int64_t uuid = 0;
@@ -51,13 +35,14 @@ class Rendezvous {
   };
   using Interrupted = nccl::Interrupted;
 
-  // `interrupted` is asked now and then, and ends the attempt by an error.
+  // `interrupted` is asked now and then, by the thread that calls, and ends the attempt
+  // by an error.
   Rendezvous(Plan plan, shm::Deadline deadline, Interrupted interrupted);
 
   // Returns once all have come. kInvalid if the uuid was used before.
   shm::Status agree();
   // The id that all get, once all have come again.
-  shm::Result<ncclUniqueId> exchange(const nccl::Library& library,
+  shm::Result<ncclUniqueId> exchange(std::shared_ptr<const nccl::Library> library,
                                      shm::Deadline deadline);
   // Lets the others know that this member does not come.
   void refuse(const std::string& why);
@@ -69,6 +54,13 @@ class Rendezvous {
   using Bytes = std::vector<std::uint8_t>;
   using Offer = std::function<shm::Result<Bytes>()>;
 
+  // Does it on another thread; what follows is for that one. Errors of a store are the
+  // answer. If it is given up, the work goes on for as long as a store takes to answer.
+  shm::Status aside(std::function<shm::Status()> work);
+  void give_up(const shm::Status& why);
+  shm::Status given_up() const;
+
+  shm::Status agree_here();
   // Unless it is connected already.
   shm::Status connect();
   shm::Status claim();
@@ -76,20 +68,27 @@ class Rendezvous {
   shm::Result<Bytes> meet(const Offer& offer);
   shm::Result<Bytes> lead(const Offer& offer);
   shm::Result<Bytes> follow();
-  // Whether all keys are there; an error when the time is over or it is interrupted.
+  // Whether all keys are there; an error when the time is over or it is given up.
   shm::Status await(const std::function<shm::Status(bool& done)>& look);
   shm::Result<Bytes> call_off(shm::Status why);
   shm::Result<Bytes> read(const Bytes& answer) const;
+  void remove_keys();
   // Keys of the present meeting.
   std::string here(int rank) const;
   std::string answer() const;
 
+  // Constant after construction.
   const Plan plan_;
   const Interrupted interrupted_;
   const std::string digest_;
+
+  // Of the thread aside, while there is one.
   shm::Deadline deadline_;
   int meeting_ = 0;
   c10::intrusive_ptr<c10d::Store> store_;
+
+  mutable std::mutex mu_;
+  shm::Status given_up_;  // guarded by mu_
 };
 
 }  // namespace weightsync

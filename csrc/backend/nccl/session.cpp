@@ -31,11 +31,17 @@ bool is_captured(const c10::Stream& stream) {
 }
 
 Session::Session(nccl::Communicator::Pointer communicator, c10::Device device,
-                 bool high_priority, const std::optional<c10::Stream>& stream)
+                 bool high_priority, std::shared_ptr<OwnStream> stream)
     : communicator_(std::move(communicator)),
       windows_(std::make_shared<nccl::Windows>(communicator_)),
       device_(device),
-      stream_(stream ? *stream : guard().getNewStream(device, high_priority ? -1 : 0)) {
+      stream_(stream ? std::move(stream) : OwnStream::make(device, high_priority)),
+      listener_(OwnStream::make(device, false)) {}
+
+Session::~Session() {
+  if (communicator_->gone()) return;
+  stream_->leave();
+  listener_->leave();
 }
 
 void Session::check() const {

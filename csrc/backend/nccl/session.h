@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/nccl/own_stream.h"
 #include "cuda/abi.h"
 #include "nccl/communicator.h"
 #include "nccl/windows.h"
@@ -35,16 +36,24 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   // On this stream, or else on a new one.
   Session(nccl::Communicator::Pointer communicator, c10::Device device,
-          bool high_priority, const std::optional<c10::Stream>& stream = std::nullopt);
+          bool high_priority, std::shared_ptr<OwnStream> stream = nullptr);
+  // Leaves its streams to themselves where NCCL could not be brought to an end.
+  ~Session();
 
   nccl::Communicator& communicator() { return *communicator_; }
+  const nccl::Communicator::Pointer& share_communicator() const {
+    return communicator_;
+  }
   // What is registered for windows.
   const std::shared_ptr<nccl::Windows>& windows() const { return windows_; }
   c10::Device device() const { return device_; }
   int rank() const { return communicator_->rank(); }
   int size() const { return communicator_->size(); }
   // Where asynchronous operations run.
-  const c10::Stream& stream() const { return stream_; }
+  const c10::Stream& stream() const { return stream_->stream(); }
+  const std::shared_ptr<OwnStream>& share_stream() const { return stream_; }
+  // Where host functions wait for their ends.
+  const c10::Stream& listener() const { return listener_->stream(); }
 
   // Raises if the session failed or ended.
   void check() const;
@@ -87,7 +96,8 @@ class Session : public std::enable_shared_from_this<Session> {
   const nccl::Communicator::Pointer communicator_;
   const std::shared_ptr<nccl::Windows> windows_;
   const c10::Device device_;
-  const c10::Stream stream_;
+  const std::shared_ptr<OwnStream> stream_;
+  const std::shared_ptr<OwnStream> listener_;
 
   std::atomic<bool> failed_{false};
   std::atomic<const char*> call_{nullptr};

@@ -270,7 +270,8 @@ WindowNccl::WorkPointer WindowNccl::copy_local(std::vector<at::Tensor> tensors,
                                                bool async_op) {
   const auto group = open();
   const Place place = place_of(session_->rank());
-  auto runs = resolve_runs(tensors, table, place.nbytes, session_->device());
+  auto runs = resolve_runs(tensors, table, place.nbytes, session_->device(),
+                           to_window ? Sides::kDeviceOrHost : Sides::kDevice);
   std::byte* memory = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -288,10 +289,10 @@ WindowNccl::WorkPointer WindowNccl::copy_local(std::vector<at::Tensor> tensors,
                    std::byte* const window = memory + run.at_window;
                    if (to_window) {
                      copy_rows(window, run.window_stride, run.at_tensor,
-                               run.tensor_stride, run, stream);
+                               run.tensor_stride, run, run.kind(), stream);
                    } else {
                      copy_rows(run.at_tensor, run.tensor_stride, window,
-                               run.window_stride, run, stream);
+                               run.window_stride, run, run.kind(), stream);
                    }
                  }
                }});

@@ -59,7 +59,8 @@ class WindowNccl : public c10d::Window {
   WorkPointer wait_signals(const std::vector<int64_t>& peers,
                            const std::vector<int64_t>& counts,
                            std::chrono::milliseconds timeout, bool async_op);
-  // Copies between this rank's own window and tensors, in the same table of runs.
+  // Copies between this rank's own window and tensors, in the same table of runs. What
+  // goes into the window may lie on the host.
   WorkPointer copy_local(std::vector<at::Tensor> tensors, const at::Tensor& runs,
                          bool to_window, bool async_op);
   // Puts need no more than the registration: these only check what is asked.

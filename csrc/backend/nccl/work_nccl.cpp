@@ -33,7 +33,9 @@ WorkNccl::WorkNccl(std::shared_ptr<Session> session, Issued issued,
       operation_(
           std::make_shared<Operation>(std::move(session), std::move(issued), stream)) {}
 
-WorkNccl::~WorkNccl() = default;
+WorkNccl::~WorkNccl() {
+  if (bell_) bell_->close();
+}
 
 bool WorkNccl::isSuccess() const { return operation_->look() == State::kDone; }
 
@@ -84,6 +86,15 @@ void WorkNccl::wait_on_host(Deadline deadline, std::chrono::milliseconds timeout
 void WorkNccl::abort() {
   TORCH_CHECK(false,
               "an operation of NCCL cannot be given up alone: abort its process group");
+}
+
+int WorkNccl::fileno() {
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (bell_) return bell_->fileno();
+  auto bell = std::make_shared<Bell>();
+  operation_->ring(bell);
+  bell_ = std::move(bell);
+  return bell_->fileno();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkNccl::getFuture() {

@@ -32,6 +32,9 @@ class WorkNccl : public c10d::Work {
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
   void abort() override;
+  // A descriptor that is readable from the moment this work is over; owned by it. The
+  // host is told by CUDA, and asks nobody again and again.
+  int fileno();
   std::vector<at::Tensor> result() override { return results_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
@@ -61,6 +64,7 @@ class WorkNccl : public c10d::Work {
 
   std::mutex mu_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mu_
+  std::shared_ptr<Bell> bell_;                      // guarded by mu_
 };
 
 }  // namespace weightsync

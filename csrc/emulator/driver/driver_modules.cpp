@@ -1,11 +1,13 @@
 // CUDA driver: modules of code that is compiled at run time, and their kernels. None of
 // them can run, so loading one is refused, with a reason.
+#include "emulator/core.h"
 #include "failure.h"
 
 namespace weightsync::emulator {
 namespace {
 
 CUresult no_kernels(const char* function) {
+  count_call(function);
   return fail(function, CUDA_ERROR_NOT_SUPPORTED,
               "kernels do not run on the emulator, compiled at run time or before");
 }

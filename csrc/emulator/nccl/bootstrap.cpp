@@ -329,14 +329,18 @@ Outcome open_controls(const std::vector<shm::Locator>& locators, int rank,
   return {};
 }
 
+constexpr int kSharedGpusFrom = 23000;
+
 Outcome check_devices(const std::vector<int>& devices) {
-  if (environment("NCCL_MULTI_RANK_GPU_ENABLE") == "1") return {};
+  const bool known = emulated_version() >= kSharedGpusFrom;
+  if (known && environment("NCCL_MULTI_RANK_GPU_ENABLE") == "1") return {};
   for (std::size_t i = 0; i < devices.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) {
       if (devices[i] != devices[k]) continue;
       return invalid_usage("ranks " + std::to_string(k) + " and " + std::to_string(i) +
                            " both use GPU " + std::to_string(devices[i]) +
-                           "; NCCL_MULTI_RANK_GPU_ENABLE=1 would allow it");
+                           (known ? "; NCCL_MULTI_RANK_GPU_ENABLE=1 would allow it"
+                                  : "; from 2.30 on there is a way to allow it"));
     }
   }
   return {};

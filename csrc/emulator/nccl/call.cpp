@@ -74,6 +74,7 @@ const char* last_error() {
 
 ncclResult_t call_bare(const CallSite& site, const std::function<Outcome()>& body) {
   const CallScope scope(site);
+  count_call(site.function);
   const Outcome outcome = body();
   if (!outcome.ok() && outcome.code() != ncclInProgress) warn(outcome);
   return outcome.code();
@@ -81,6 +82,7 @@ ncclResult_t call_bare(const CallSite& site, const std::function<Outcome()>& bod
 
 ncclResult_t call_alone(const CallSite& site, const std::function<Outcome()>& body) {
   const CallScope scope(site);
+  count_call(site.function);
   const Outcome outcome = body();
   if (!outcome.ok()) {
     warn(outcome);
@@ -92,6 +94,7 @@ ncclResult_t call_alone(const CallSite& site, const std::function<Outcome()>& bo
 ncclResult_t call(const CallSite& site, const std::function<Outcome()>& body,
                   Progress progress) {
   const CallScope scope(site);
+  count_call(site.function);
   (void)group_start().ok();
   const Outcome outcome = body();
   if (!outcome.ok()) record_failure(outcome);

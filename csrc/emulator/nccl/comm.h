@@ -134,6 +134,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void raise_abort();
   void lower_abort() { abort_flag_.store(false, std::memory_order_release); }
   void mark_revoked() { revoked_.store(true); }
+  // Its user has called for its end, and counts on it no more.
+  void mark_leaving() { leaving_.store(true); }
+  bool leaving() const { return leaving_.load(); }
   void mark_finalized() { finalized_.store(true); }
   void mark_destroyed() { destroyed_.store(true); }
   bool finalized() const { return finalized_.load(); }
@@ -186,6 +189,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<ncclResult_t> async_result_{ncclSuccess};
   std::atomic<bool> abort_flag_{false};
   std::atomic<bool> revoked_{false};
+  std::atomic<bool> leaving_{false};
   std::atomic<bool> finalized_{false};
   std::atomic<bool> destroyed_{false};
   std::atomic<bool> suspended_{false};

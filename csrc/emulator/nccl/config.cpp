@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 
 #include "emulator/nccl/environment.h"
@@ -161,7 +162,11 @@ int emulated_version() {
     const std::string& fault = process_faults().spec().nccl;
     const std::string asked =
         fault.empty() ? environment("WEIGHTSYNC_EMULATOR_NCCL") : fault;
-    return asked == "2.31.2" ? 23102 : kNcclVersion;
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
+    const int read = std::sscanf(asked.c_str(), "%d.%d.%d", &major, &minor, &patch);
+    return read == 3 ? 10000 * major + 100 * minor + patch : kNcclVersion;
   }();
   return version;
 }

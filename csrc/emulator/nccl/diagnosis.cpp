@@ -35,6 +35,15 @@ void write_all(const std::string& text) {
   }
 }
 
+void tell(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) {
+    text += "weightsync emulator (process " + std::to_string(::getpid()) +
+            "): " + line + "\n";
+  }
+  write_all(text);
+}
+
 }  // namespace
 
 // One for each process; never destroyed, since its thread runs until the process ends.
@@ -93,7 +102,7 @@ class Watcher {
       if (now - guard->since_ >= kPublishAfter) publish(*guard);
     }
     for (Guard* const guard : guards_) {
-      if (limit_.count() > 0 && now - guard->since_ >= limit_) report(*guard, now);
+      if (limit_.count() > 0 && now - guard->since_ >= limit_) find(*guard, now);
     }
   }
 
@@ -115,6 +124,13 @@ class Watcher {
     const Blocked& blocked = guard.blocked_;
     return blocked.who() + " is blocked since " + seconds(now - guard.since_) + " in " +
            blocked.what();
+  }
+
+  void find(Guard& first, Clock::time_point now) const {
+    if (!first.blocked_.apart || !first.blocked_.apart()) report(first, now);
+    if (std::exchange(first.told_, true)) return;
+    tell({"set apart: " + line(first, now) +
+          ". It was aborted, which ends nothing here nor on hardware"});
   }
 
   [[noreturn]] void report(const Guard& first, Clock::time_point now) const {
@@ -165,12 +181,7 @@ milliseconds limit_of_environment() {
 }
 
 void end_process(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) {
-    text += "weightsync emulator (process " + std::to_string(::getpid()) +
-            "): " + line + "\n";
-  }
-  write_all(text);
+  tell(lines);
   ::_exit(kHangExitCode);
 }
 

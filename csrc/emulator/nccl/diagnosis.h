@@ -35,6 +35,9 @@ struct Blocked {
   std::function<std::vector<std::string>()> context;
   // Tells the other ranks; an empty text if it is over. May be empty.
   std::function<void(const std::string& text)> publish;
+  // Whether nobody waits for it any more: the report comes once, and ends nothing. May
+  // be empty, which is never.
+  std::function<bool()> apart = nullptr;
 };
 
 // Not movable: the watcher knows its address. Everything it was given must live as
@@ -61,6 +64,7 @@ class Guard {
   // Guarded by the watcher's lock.
   std::chrono::steady_clock::time_point since_;
   bool published_ = false;
+  bool told_ = false;  // that it is set apart
   std::list<Guard*>::iterator place_;
 };
 

@@ -10,6 +10,7 @@
 #include "emulator/nccl/comm.h"
 #include "emulator/nccl/diagnosis.h"
 #include "emulator/nccl/group.h"
+#include "emulator/nccl/process_faults.h"
 #include "emulator/nccl/shared_segments.h"
 
 namespace weightsync::emulator::nccl::diagnosis {
@@ -82,12 +83,14 @@ std::string name_of(Communicator& communicator, const CallSite& call) {
 Blocked describe(Communicator& communicator, std::function<std::string()> missing) {
   Communicator* const subject = &communicator;
   const CallSite call = current_call();
-  return {[subject] { return subject->describe(); },
-          [subject, call, missing = std::move(missing)] {
-            return name_of(*subject, call) + "; waits " + missing();
-          },
-          [subject] { return context_of(*subject); },
-          [subject](const std::string& text) { subject->control().blocked.set(text); }};
+  return {
+      [subject] { return subject->describe(); },
+      [subject, call, missing = std::move(missing)] {
+        return name_of(*subject, call) + "; waits " + missing();
+      },
+      [subject] { return context_of(*subject); },
+      [subject](const std::string& text) { subject->control().blocked.set(text); },
+      [subject] { return process_faults().spec().set_apart && subject->leaving(); }};
 }
 
 Guard::Guard(Communicator& communicator, std::function<std::string()> missing)

@@ -161,6 +161,7 @@ Outcome destroy(const CommunicatorPtr& communicator) {
 }
 
 Outcome abort_operations(const CommunicatorPtr& communicator) {
+  communicator->mark_leaving();
   Outcome fault = meet_fault(OperationKind::kAbort, *communicator);
   if (!fault.ok()) return fault;
   communicator->raise_abort();

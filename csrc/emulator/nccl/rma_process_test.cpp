@@ -101,6 +101,31 @@ TEST(OneSidedProcesses, before_2_31_2_a_network_forgets_the_offset_of_the_window
             as_processes(2, test, {network, "WEIGHTSYNC_EMULATOR_NCCL=2.31.2"}));
 }
 
+TEST(Process, DISABLED_registers_as_much_as_its_rank_says) {
+  be_this_process([](Rank& rank) {
+    const std::size_t bytes = 4096 * (1 + static_cast<std::size_t>(rank.rank));
+    const DeviceBuffer memory(rank.device, kVmmGranularity, Kind::kVmm);
+    ncclWindow_t window = nullptr;
+    const bool refused =
+        std::string(std::getenv("WEIGHTSYNC_EMULATOR_NCCL")) == "2.29.7";
+    EXPECT_EQ(refused ? ncclInvalidArgument : ncclSuccess,
+              ncclCommWindowRegister(rank.communicator, memory.data(), bytes, &window,
+                                     kSymmetric));
+    meet(rank);
+  });
+}
+
+TEST(OneSidedProcesses, before_2_30_7_windows_have_one_size) {
+  const std::string test = test_of("registers_as_much_as_its_rank_says");
+
+  for (const char* const version : {"2.29.7", "2.30.7", "2.32.3"}) {
+    EXPECT_EQ(
+        std::vector<int>(2, 0),
+        as_processes(2, test, {std::string("WEIGHTSYNC_EMULATOR_NCCL=") + version}))
+        << version;
+  }
+}
+
 TEST(Process, DISABLED_signals_after_the_first_window) {
   be_this_process([](Rank& rank) {
     EXPECT_EQ(ncclInvalidUsage, send_signal(rank, rank.rank));

@@ -1,5 +1,6 @@
 // A rank that a fault stalls is diagnosed, whatever it is stalled in; an error is told.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <string>
@@ -81,6 +82,30 @@ TEST(DISABLED_Stall, is_watched) {
                         self.stream);
     self.synchronize();
   });
+}
+
+// The process is at its end soon after the limit; its stream and its abort are not.
+TEST(DISABLED_Stall, is_set_apart) {
+  print_for_the_watcher();
+  be_this_process([](Rank& self) {
+    (void)send_signal(self, 0);
+    std::thread([comm = self.communicator] { (void)ncclCommAbort(comm); }).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    ::_exit(0);
+  });
+}
+
+TEST(Stall, that_is_set_apart_is_reported_once_and_ends_nothing) {
+  const std::string limit = "WEIGHTSYNC_EMULATOR_HANG_SECONDS=0.3";
+  const std::string stall = "WEIGHTSYNC_EMULATOR_FAULTS=signal:stall";
+  const std::string body = "DISABLED_Stall.is_set_apart";
+  const Watched watched = watch_processes(1, body, {limit, stall + "; set-apart"});
+  const std::size_t first = watched.printed.find("set apart: rank 0 of 1");
+
+  EXPECT_EQ(std::vector<int>{0}, watched.codes);
+  EXPECT_NE(std::string::npos, first) << watched.printed;
+  EXPECT_EQ(std::vector<int>{diagnosis::kHangExitCode},
+            watch_processes(1, body, {limit, stall}).codes);
 }
 
 TEST(DISABLED_Stall, gathers) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "emulator/core.h"
+#include "emulator/nccl/config.h"
 #include "emulator/nccl/group.h"
 #include "emulator/nccl/handles.h"
 #include "emulator/nccl/operations.h"
@@ -125,6 +126,21 @@ Outcome gather(Communicator& communicator, const Announcement& mine,
   return {};
 }
 
+constexpr int kAnySizesFrom = 23007;
+
+// What happens on hardware is not defined; the same verdict on every rank.
+Outcome check_sizes(const Request& request, const std::vector<Announcement>& all) {
+  if (emulated_version() >= kAnySizesFrom) return {};
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].nbytes == all[0].nbytes) continue;
+    return invalid_argument(
+        describe(request) + ": it has " + std::to_string(all[0].nbytes) +
+        " bytes on rank 0 and " + std::to_string(all[rank].nbytes) + " on rank " +
+        std::to_string(rank) + "; before 2.30.7 windows have one size on all ranks");
+  }
+  return {};
+}
+
 // What NCCL lets pass and does not survive; the same verdict on every rank.
 Outcome check_strictly(const Request& request, const std::vector<Announcement>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -197,6 +213,7 @@ Outcome register_together(const Request& request, const Allocation& found) {
   const Announcement mine = announce(request, found, windows);
   std::vector<Announcement> all;
   if (Outcome told = gather(communicator, mine, all); !told.ok()) return told;
+  if (Outcome sizes = check_sizes(request, all); !sizes.ok()) return sizes;
   if (switches().strict) {
     if (Outcome checked = check_strictly(request, all); !checked.ok()) return checked;
   }

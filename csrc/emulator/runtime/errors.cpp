@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "emulator/core.h"
+
 namespace weightsync::emulator {
 namespace {
 
@@ -113,6 +115,7 @@ void Faults::clear(int device) {
 }
 
 cudaError_t finish(const char* function, const Outcome& outcome) {
+  count_call(function);
   if (outcome.ok()) return cudaSuccess;
   Remembered& failure = remembered();
   failure.last = outcome.error();

@@ -29,8 +29,9 @@ class Faults {
   std::map<int, Outcome> faults_ WEIGHTSYNC_GUARDED_BY(mu_);
 };
 
-// Remembers a failure of `function` for cudaGetLastError() and cudaGetErrorString() of
-// this thread, and gives back its code. A success changes nothing.
+// Counts the call. Remembers a failure of `function` for cudaGetLastError() and
+// cudaGetErrorString() of this thread, and gives back its code. A success changes
+// nothing.
 cudaError_t finish(const char* function, const Outcome& outcome);
 
 // The last failure of this thread; take_error() forgets it.

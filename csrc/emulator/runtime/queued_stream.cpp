@@ -93,6 +93,7 @@ void QueuedStream::drop_all(const std::string& reason) {
 }
 
 void QueuedStream::work() {
+  ::pthread_setname_np(::pthread_self(), "emulated stream");  // 15 are allowed
   this_stream = this;
   const Doorbell::Waiting waiting(bell_);
   for (;;) {
