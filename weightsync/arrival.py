@@ -10,9 +10,10 @@ from weightsync.errors import ClosedError
 
 if TYPE_CHECKING:
     from weightsync.announcing import AllPut
-    from weightsync.link import GeneratorLink, Prepared
+    from weightsync.link import GeneratorLink
     from weightsync.messages import Discard, Expect
     from weightsync.operation import Operation
+    from weightsync.prepared import Prepared
 
 
 class Arrival:

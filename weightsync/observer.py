@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightsync.admittance import check_names
+from weightsync.base import Transport
 from weightsync.core import DEFAULT_TIMEOUT, observer_core
 from weightsync.events import Events
 from weightsync.observing import ObserverSession
 from weightsync.session import check_timeout
-from weightsync.transport import Transport
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:

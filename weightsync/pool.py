@@ -7,7 +7,6 @@ waits: methods take what happened and post what follows.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from weightsync.messages import (
     DropLink,
     Ended,
     Fault,
-    FormLink,
     Layout,
     OfferLink,
     Pool,
@@ -362,15 +360,7 @@ class Members:
 
     def _form(self, replica: Replica) -> None:
         handles = [replica.offers[rank] for rank in range(self.world_size)]
-        form = FormLink(
-            link=replica.link,
-            uuid=secrets.randbits(62),
-            handles=(*handles, *replica.handles),
-            trainers=self.world_size,
-            seconds=FORM_SECONDS,
-            mode=replica.mode,
-            segments=replica.segments,
-        )
+        form = replica.form(handles, FORM_SECONDS)
         replica.peer.post(form)
         together = Together.of(replica.manifests)
         self.tell_trainers(replace(form, together=together))

@@ -255,16 +255,8 @@ class Pushes(Watcher):
             for transfer in list(round_.transfers.values()):
                 self._expire_transfer(round_, transfer, seconds)
             return
-        ranks = set(range(self._members.world_size))
-        if ranks > set(round_.requests):
-            absent, what = ranks - set(round_.requests), "call push"
-        else:
-            absent, what = ranks - set(round_.verified), "compare its tensors"
-        who = ", ".join(str(rank) for rank in sorted(absent))
-        message = (
-            f"{round_.what} timed out after {seconds} s: trainer rank {who} did not "
-            f"{what}"
-        )
+        awaited = round_.awaited(self._members.world_size)
+        message = f"{round_.what} timed out after {seconds} s: {awaited}"
         self._end(round_, error=TimedOutError(message))
 
     def _expire_transfer(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from weightsync.messages import FormLink
 from weightsync.remembered import Remembered
 from weightsync.silence import Heard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anyio import CancelScope
 
     from weightsync.agreement import Agreement
@@ -76,6 +80,18 @@ class Replica:
         self.fits: Remembered[tuple[bytes, bool, bool], Fit] = Remembered()
         self.layouts: Remembered[bytes, Agreement] = Remembered()
         self.timer: CancelScope | None = None
+
+    def form(self, trainers: Sequence[str], seconds: float) -> FormLink:
+        """Return what forms the link with trainer ranks of these handles."""
+        return FormLink(
+            link=self.link,
+            uuid=secrets.randbits(62),
+            handles=(*trainers, *self.handles),
+            trainers=len(trainers),
+            seconds=seconds,
+            mode=self.mode,
+            segments=self.segments,
+        )
 
     def is_formed(self) -> None:
         """The link is formed, or never will be: forget what that took."""

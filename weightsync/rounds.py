@@ -110,6 +110,15 @@ class Round:
         """Whether a transfer is not reported yet."""
         return any(transfer.report is None for transfer in self.transfers.values())
 
+    def awaited(self, world_size: int) -> str:
+        """Say which trainer ranks did not do what it waits for before it begins."""
+        ranks = set(range(world_size))
+        absent, what = ranks - set(self.requests), "call push"
+        if not absent:
+            absent, what = ranks - set(self.verified), "compare its tensors"
+        who = ", ".join(str(rank) for rank in sorted(absent))
+        return f"trainer rank {who} did not {what}"
+
     def report(self, seconds: float) -> PushReport:
         """Say what became of all transfers that are reported."""
         nbytes, reports = 0, {}

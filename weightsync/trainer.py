@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import anyio
 
-from weightsync.agreement import planned
 from weightsync.elastic import FIRST_REPLAY, Kept
 from weightsync.errors import (
     ClosedError,
@@ -18,7 +17,7 @@ from weightsync.errors import (
 )
 from weightsync.following import Following
 from weightsync.keeping import Keeper
-from weightsync.link import TrainerLink
+from weightsync.links import Links
 from weightsync.locate import named
 from weightsync.membership import Happened, TellMembership
 from weightsync.messages import (
@@ -30,9 +29,6 @@ from weightsync.messages import (
     FormLink,
     Layout,
     Leaving,
-    LinkFailed,
-    LinkOffered,
-    LinkReady,
     OfferLink,
     Pool,
     PushCancel,
@@ -45,7 +41,6 @@ from weightsync.messages import (
     Verify,
 )
 from weightsync.pushing import Push, PushOptions, request
-from weightsync.quarantine import end_link
 from weightsync.recapture import Recapture
 from weightsync.remembered import Remembered
 from weightsync.runtime import in_thread
@@ -55,6 +50,7 @@ if TYPE_CHECKING:
 
     from weightsync.engines import Engines
     from weightsync.layout import Captured, StateDict
+    from weightsync.link import TrainerLink
     from weightsync.peer import Peer
     from weightsync.runtime import Tasks
     from weightsync.stats import PushReport
@@ -87,7 +83,6 @@ class TrainerRank:
         self.following: Final = Following(peer)
         self._peer = peer
         self._tasks = tasks
-        self._links: dict[int, TrainerLink] = {}
         self._changed = anyio.Event()
         self._pushing = anyio.Lock()
         self._pushes = 0
@@ -97,6 +92,7 @@ class TrainerRank:
         self._capture = Recapture()
         self._sent: Remembered[bytes, None] = Remembered()
         self._layouts: Remembered[bytes, Layout] = Remembered()
+        self._links = Links(rank, peer, engines, self._layouts)
 
     # Calls
 
@@ -159,8 +155,7 @@ class TrainerRank:
         self._peer.post(Leaving())
         self._peer.finish()
         self.following.end(ClosedError("the trainer is closed"))
-        links, self._links = self._links, {}
-        for link in links.values():
+        for link in self._links.take_all():
             await in_thread(link.abort)
         await self._keeper.close()
 
@@ -255,15 +250,15 @@ class TrainerRank:
             case Happened() | TellMembership():
                 self.following.handle(message)
             case OfferLink():
-                self._offer(message)
+                self._links.offer(message)
             case FormLink():
                 self._tasks.start_soon(self._form, message)
             case DropLink():
-                self._drop(message)
+                self._links.drop(self._tasks, message)
             case Layout():
                 self._layouts.put(message.digest, message)
             case Agree():
-                self._tasks.start_soon(self._plan, message)
+                self._tasks.start_soon(self._links.plan, message)
             case Verify():
                 self._start_verify(message)
             case Put():
@@ -299,8 +294,7 @@ class TrainerRank:
         self.following.end(self.error)
         self.accepted.set()
         self._notify()
-        links, self._links = self._links, {}
-        for link in links.values():
+        for link in self._links.take_all():
             self._tasks.start_soon(in_thread, link.abort)
         if self._push is not None and not self._push.ended.is_set():
             number = self._push.number
@@ -342,37 +336,9 @@ class TrainerRank:
 
     # Links
 
-    def _offer(self, message: OfferLink) -> None:
-        try:
-            engine = self.engines.get(message.engine)
-            link = TrainerLink(self.rank, self._layouts, engine, message.replica)
-        except WeightSyncError as error:
-            self._peer.post(LinkFailed(message.link, Fault.of(error)))
-            return
-        self._links[message.link] = link
-        self._peer.post(LinkOffered(message.link, link.handle))
-
     async def _form(self, message: FormLink) -> None:
-        link = self._links.get(message.link)
-        if link is None:
-            return
-        try:
-            await in_thread(link.join, message)
-        except (WeightSyncError, RuntimeError) as error:
-            self._peer.post(LinkFailed(message.link, Fault.of(error)))
-            self._notify()
-        else:
-            self._peer.post(LinkReady(message.link))
-
-    def _drop(self, message: DropLink) -> None:
-        link = self._links.pop(message.link, None)
-        if link is not None:
-            self._tasks.start_soon(end_link, link, self._peer)
-
-    async def _plan(self, message: Agree) -> None:
-        link = self._links.get(message.link)
-        if link is not None:
-            self._peer.post(await planned(link, message))
+        await self._links.form(message)
+        self._notify()  # whoever waits for replicas asks why there are none
 
     def _start_put(self, message: Put) -> None:
         self._layouts.use(message.layout)  # here too where the push is given up already
@@ -386,8 +352,9 @@ class TrainerRank:
         self._tasks.start_soon(self._put, push, link, message)
 
     def _stop(self, message: Stop) -> None:
-        if message.link in self._links:
-            self._links[message.link].stop(message.sequence)
+        link = self._links.get(message.link)
+        if link is not None:
+            link.stop(message.sequence)
 
     async def _put(self, push: Push, link: TrainerLink, message: Put) -> None:
         fault: Fault | None = None

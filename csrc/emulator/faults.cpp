@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 
 namespace weightsync::emulator {
@@ -60,8 +61,9 @@ Action Faults::next(OperationKind operation, int rank) {
     if (rule.operation && *rule.operation != operation) continue;
     if (!matches(rule, index, rank, rule.operation ? count : any_count)) continue;
     if (rule.action.kind != Action::Kind::kTrace) return rule.action;
+    const std::string name(name_of(operation));
     std::fprintf(stderr, "weightsync emulator: process %d calls %s, occurrence %llu\n",
-                 static_cast<int>(::getpid()), name_of(operation).data(),
+                 static_cast<int>(::getpid()), name.c_str(),
                  static_cast<unsigned long long>(count));
     return {};
   }

@@ -14,9 +14,9 @@ from weightsync.budget import FEW, MANY, Budget
 from weightsync.engine import ShmEngine
 from weightsync.epoch import Mode
 from weightsync.errors import PlanError
-from weightsync.link import Prepared
 from weightsync.packing import count_puts, pack
 from weightsync.plan import make_plan, slot_layout
+from weightsync.prepared import Prepared
 from weightsync.segments import Segments, uncrossed
 from weightsync.slots import Slots, table
 from weightsync.spec import Box, Place, TensorSpec

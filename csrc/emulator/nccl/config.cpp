@@ -1,10 +1,14 @@
 #include "emulator/nccl/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <climits>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "emulator/nccl/environment.h"
 #include "emulator/nccl/process_faults.h"
@@ -140,6 +144,23 @@ Outcome apply(const ncclConfig_t& given, Config& parsed) {
   return parser.outcome;
 }
 
+// Three numbers with a dot between them, as NCCL counts them; nothing for other text.
+std::optional<int> version_of(std::string_view text) {
+  int version = 0;
+  for (const int weight : {10000, 100, 1}) {
+    int part = 0;
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), part);
+    if (error != std::errc()) return std::nullopt;
+    version += weight * part;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    if (weight == 1) break;
+    if (text.empty() || text.front() != '.') return std::nullopt;
+    text.remove_prefix(1);
+  }
+  return version;
+}
+
 }  // namespace
 
 Outcome parse_config(const ncclConfig_t* config, const Config& base, Config& parsed) {
@@ -162,11 +183,7 @@ int emulated_version() {
     const std::string& fault = process_faults().spec().nccl;
     const std::string asked =
         fault.empty() ? environment("WEIGHTSYNC_EMULATOR_NCCL") : fault;
-    int major = 0;
-    int minor = 0;
-    int patch = 0;
-    const int read = std::sscanf(asked.c_str(), "%d.%d.%d", &major, &minor, &patch);
-    return read == 3 ? 10000 * major + 100 * minor + patch : kNcclVersion;
+    return version_of(asked).value_or(kNcclVersion);
   }();
   return version;
 }

@@ -1,0 +1,74 @@
+"""Transport: opening and closing, which trainers and generators have in common."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Generic
+
+from weightsync.core import Core, SessionT
+from weightsync.runtime import in_thread
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class Transport(Generic[SessionT]):
+    """The asynchronous face: an async context manager over a core."""
+
+    def __init__(self, core: Core[SessionT]) -> None:
+        self._core = core
+
+    def __repr__(self) -> str:
+        """Show who and in which state."""
+        return repr(self._core)
+
+    def __del__(self) -> None:
+        """Warn about a transport that was dropped while open."""
+        core = getattr(self, "_core", None)
+        if core is not None and core.open:
+            warnings.warn(
+                f"unclosed {core!r}", ResourceWarning, stacklevel=2, source=self
+            )
+
+    async def __aenter__(self) -> Self:
+        """Open; see the class."""
+        runtime, session = self._core.begin()
+        try:
+            await runtime.acall(session.open)
+        except BaseException:
+            self._core.end()
+            await in_thread(runtime.close)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave the job and end everything that was started. Idempotent.
+
+        Takes at most a few seconds, also where peers are dead or stuck.
+        """
+        runtime, session = self._core.end(), self._core.last_session
+        if runtime is None or session is None:
+            return
+        try:
+            await runtime.acall(session.close)
+        finally:
+            await in_thread(runtime.close)
+
+    @property
+    def address(self) -> str:
+        """The address of the store, with the port that was picked for port 0."""
+        return str(self._core.session.address)
+
+    @property
+    def rank(self) -> int:
+        """This rank among the trainer ranks, or those of the replica."""
+        return self._core.session.place.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer ranks, or ranks of the replica."""
+        return self._core.session.place.world_size
