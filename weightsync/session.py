@@ -132,7 +132,20 @@ class Session(ABC):
         return self._rendezvous
 
     async def _find_host(self) -> str:
-        return await in_thread(lambda: self.place.host)  # may ask a name server
+        """Return the interface to listen on; TimedOutError where that stays unknown.
+
+        The name of the store's host may become known only now, as the store may.
+        """
+        place = self.place
+        deadline = anyio.current_time() + place.timeout
+        while True:
+            try:
+                return await in_thread(lambda: place.host)  # may ask a name server
+            except OSError as error:
+                if anyio.current_time() + PAUSE_SECONDS >= deadline:
+                    message = f"no store at {place.address} within {place.timeout} s"
+                    raise TimedOutError(f"{message}: {error}") from error
+            await anyio.sleep(PAUSE_SECONDS)
 
     async def _listen(
         self, key: str, message_type: Any, handler: Callable[..., Any]
@@ -302,6 +315,7 @@ class TrainerSession(Session):
         if place.rank == 0:
             await self._speak(await self._lead(hello))
             return
+        self._engines.host = await self._find_host()
         deadline = anyio.current_time() + place.timeout
         while True:
             try:
@@ -323,7 +337,6 @@ class TrainerSession(Session):
 
     async def _speak(self, stream: MessageStream) -> None:
         """Become the rank of a leader; return when it has accepted this one."""
-        self._engines.host = await self._find_host()
         peer = Peer(stream, lease=self.place.lease)
         self.rank = TrainerRank(
             self.place.rank,
@@ -346,6 +359,7 @@ class TrainerSession(Session):
     async def _lead(self, hello: TrainerHello) -> MessageStream:
         place = self.place
         store = await self._open_store(host=True, timeout=place.timeout)
+        self._engines.host = await self._find_host()
         term = await in_thread(store.count, TERM_KEY)
         before = await in_thread(listener_before, store, "leader")
         shared = isinstance(place.address, FileAddress)

@@ -12,6 +12,9 @@ import weightsync
 import weightsync.blocking
 from tests.processes.rig import SECONDS, open_job, together
 
+UNKNOWN = "tcp://nobody.invalid:29400"
+"""Of a domain that never has any hosts (RFC 2606)."""
+
 pytestmark = pytest.mark.anyio
 
 
@@ -287,3 +290,22 @@ def test_blocking_transports_are_used_between_opening_and_closing() -> None:
         trainer.push(full(1))
 
     assert address.startswith("tcp://127.0.0.1:")
+
+
+async def test_a_host_that_nobody_knows_is_named_by_every_transport() -> None:
+    alone = {"rank": 0, "world_size": 1, "timeout": 0.5}
+    second = {"rank": 1, "world_size": 2, "timeout": 0.5}
+    errors = []
+    for transport in (
+        weightsync.Trainer(UNKNOWN, **alone),
+        weightsync.Trainer(UNKNOWN, **second),
+        weightsync.Generator(UNKNOWN, full(0), replica="g", **alone),
+    ):
+        with pytest.raises(weightsync.WeightSyncError) as caught:
+            await transport.__aenter__()
+        errors.append(caught.value)
+
+    assert all(f"store at {UNKNOWN}" in str(error) for error in errors)
+    found = [type(error) for error in errors]
+    late = weightsync.TimedOutError
+    assert [weightsync.PeerError, late, late] == found
