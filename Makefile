@@ -97,7 +97,7 @@ properties: install ## Run the property tests with 2,000 examples each
 		--timeout 3600
 
 chaos: install ## Play 300 random scenarios of joining, leaving, dying and freezing, and 100 on NCCL
-	@scripts/python-test tests/chaos -m '' --chaos-scenarios 300 $(CHAOS)
+	@scripts/python-test tests/chaos -m '' --numprocesses 2 --chaos-scenarios 300 $(CHAOS)
 
 clean: ## Remove what was built, and keep the environments
 	@rm -rf $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -45,14 +45,17 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 class _ByFile(LoadScopeScheduling):
-    """Give each worker whole files, and the conformance suite to one of them.
+    """Give each worker whole files, but for two folders.
 
-    That suite holds a page against what all of its tests gave.
+    The conformance suite is one worker's, because it holds a page against what all of
+    its tests gave. Scenarios of chaos take long, and know nothing of each other.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "conformance" if "tests/conformance/" in file else file
+        if "tests/conformance/" in file:
+            return "conformance"
+        return nodeid if "tests/chaos/" in file else file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -321,16 +321,20 @@ class Stage:
 
     def _kill(self, replica: Replica, rank: int) -> None:
         """Its other ranks have to notice if it is in the pool."""
-        job = self.job
-        replica.breaks = job is not None and replica in self.members(job)
+        replica.breaks = self._is_in(replica)
         replica.marks.add("killed")
         replica.processes[rank].kill()
 
     def _outlast(self, replica: Replica, rank: int, seconds: float) -> None:
         replica.marks.add("outlasted")
         process = replica.processes[rank]
-        process.removed = replica.opened and self._only_leases_end()
+        # One that stays may be on its way to trainers of which it is no member yet.
+        inside = self._is_in(replica) if replica.join.stays else replica.opened
+        process.removed = inside and self._only_leases_end()
         process.freeze(seconds, outlasting=True)
+
+    def _is_in(self, replica: Replica) -> bool:
+        return self.job is not None and replica in self.members(self.job)
 
     def _only_leases_end(self) -> bool:
         """Whether nothing but the lease of a frozen replica ends: no push before."""
