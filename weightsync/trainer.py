@@ -186,7 +186,7 @@ class TrainerRank:
     def _given_up(self, error: BaseException) -> Fault:
         if isinstance(error, WeightSyncError):
             return Fault.of(error)
-        return Fault.of(ClosedError(f"push cancelled on trainer rank {self.rank}"))
+        return Fault.of(ClosedError(f"it was cancelled on trainer rank {self.rank}"))
 
     def _ask(
         self,

@@ -299,6 +299,9 @@ class Stage:
         limit = CLOSE_SECONDS + GRACE + sum(rank.frozen_seconds for rank in trying)
         for rank in trying:
             self.must(lambda r=rank: r.over, limit, f"end {rank}, which tries to open")
+        if any("killed" in each.marks for each in self.replicas if each.name == name):
+            # Trainers that are frozen have not seen yet that the name is free.
+            self.must(lambda: not self._frozen, 10.0, "go on after having been stopped")
         for replica in self.replicas:
             if replica.name == name and "outlasted" in replica.marks:
                 limit = self._scenario.lease + 2 * GRACE

@@ -51,8 +51,9 @@ def device_memory() -> int:
 
 
 def shared_memory() -> set[str]:
-    """The names in /dev/shm, but for semaphores of Python's multiprocessing."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    """The names in /dev/shm, but for those of Python's multiprocessing and torch's."""
+    theirs = ("sem.mp-", "torch_")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(theirs)}
 
 
 def sessions() -> dict[int, int]:

@@ -72,8 +72,12 @@ def resident_mib() -> float:
 
 
 def in_shared_memory() -> set[str]:
-    """Return the names in /dev/shm, but for semaphores of Python's multiprocessing."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    """Return the names in /dev/shm, but for Python's multiprocessing and torch's.
+
+    Tests beside this one may use these; weightsync does not.
+    """
+    theirs = ("sem.mp-", "torch_")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(theirs)}
 
 
 async def counted() -> Census:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.processes.driven import in_shared_memory
 from tests.processes.rig import Guarded, Source, open_job, raw
 
 pytestmark = pytest.mark.anyio
@@ -204,8 +204,8 @@ async def test_one_tensor_of_half_a_gibibyte_arrives() -> None:
 
 
 async def test_a_push_leaves_nothing_in_shared_memory() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = in_shared_memory()
     found = await pushed({"w": torch.arange(1000.0)})
 
     assert raw(torch.arange(1000.0)) == raw(found["w"])
-    assert set() == set(os.listdir("/dev/shm")) - before
+    assert set() == in_shared_memory() - before
