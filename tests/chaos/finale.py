@@ -94,8 +94,8 @@ def _must_be_flat(stage: Stage, process: Process, first: Census, last: Census) -
     ranks = [len(job.ranks) for job in stage.jobs]
     more = (ranks[-1] - min(ranks)) * (1 + stage.engine.segments)
     grown = (
-        last.descriptors > first.descriptors + SLACK + more
-        or last.threads > first.threads + SLACK + more
+        last.descriptors > first.descriptors + SLACK
+        or last.threads > first.threads + SLACK
         or last.segments > first.segments + more
     )
     if grown:

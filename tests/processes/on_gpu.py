@@ -66,7 +66,7 @@ def _start(control: Control, place: Place, packed: bytes) -> Any:
     os.environ.update(VARIABLES)
     # The server that has started this process starts others for it: Python's would be
     # a new one, which imports everything again.
-    servers._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    servers._forkserver.ensure_running = lambda: None  # type: ignore[method-assign] # ours only
     import torch
 
     from tests.processes.placing import placed

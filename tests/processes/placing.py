@@ -54,7 +54,7 @@ def placed(*, emulated: bool = True, kernels: bool = False) -> Iterator[None]:
             bootstrap(self)
 
     bootstrap = vars(Thread)["_bootstrap_inner"]
-    Thread._bootstrap_inner = run  # type: ignore[attr-defined]
+    Thread._bootstrap_inner = run  # type: ignore[attr-defined] # of Python
     with modes():
         yield
 
