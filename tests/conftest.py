@@ -1,11 +1,12 @@
 """How thorough tests are, and how several workers share them.
 
-``--hypothesis-profile full``, the options of chaos, and ``--numprocesses`` of
-pytest-xdist.
+``--hypothesis-profile full``, the options of chaos, ``--numprocesses`` of pytest-xdist;
+and what a test that counts may rely on.
 """
 
 from __future__ import annotations
 
+import gc
 import secrets
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 settings.register_profile("full", max_examples=2000, deadline=None)
+
+
+@pytest.fixture
+def collected() -> None:
+    """Let go of what earlier tests in this process held, memory and descriptors."""
+    gc.collect()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -91,8 +91,10 @@ def segments(pid: int) -> int:
     return sum(SEGMENT in name for name in names)
 
 
-def is_clean(ranks: Iterable[int], alive: Iterable[int], before: set[str]) -> bool:
-    """Whether nothing is left of ranks, soon.
+def left_by(
+    ranks: Iterable[int], alive: Iterable[int], before: set[str]
+) -> dict[str, object]:
+    """What is left of ranks and does not go soon; empty where nothing is.
 
     Args:
         ranks: Their process numbers.
@@ -101,14 +103,17 @@ def is_clean(ranks: Iterable[int], alive: Iterable[int], before: set[str]) -> bo
     """
     led = set(ranks)
 
-    def check() -> bool:
-        return (
-            not led & set(sessions().values())
-            and not any(map(segments, alive))
-            and shared_memory() <= before
-        )
+    def found() -> dict[str, object]:
+        held = {pid: segments(pid) for pid in alive}
+        left = {
+            "processes": led & set(sessions().values()),
+            "memory held": {pid: count for pid, count in held.items() if count},
+            "/dev/shm": shared_memory() - before,
+        }
+        return {what: which for what, which in left.items() if which}
 
-    return eventually(check)
+    eventually(lambda: not found())
+    return found()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

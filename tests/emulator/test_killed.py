@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.emulator.leftovers import is_clean, shared_memory
+from tests.emulator.leftovers import left_by, shared_memory
 from tests.emulator.walk import OPERATIONS, Walk, in_second_round
 from weightsync import testing
 from weightsync.testing.environment import HANG_EXIT_CODE
@@ -22,7 +22,11 @@ from weightsync.testing.environment import HANG_EXIT_CODE
 if TYPE_CHECKING:
     from weightsync.testing import Outcome
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(120)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("collected"),
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +116,7 @@ def assert_ended(found: list[Outcome], before: set[str]) -> None:
     assert not found[0].late, found[0].output
     assert found[0].hung or "Error" in found[0].output
     assert not found[0].ok
-    assert is_clean(ranks, [os.getpid(), nursery], before)
+    assert {} == left_by(ranks, [os.getpid(), nursery], before)
 
 
 @pytest.mark.parametrize("operation", some_often(OPERATIONS))
@@ -170,4 +174,4 @@ def test_a_program_may_be_killed_while_it_starts(moments: int) -> None:
         assert -signal.SIGKILL == second.returncode
         assert first.returncode in {1, HANG_EXIT_CODE}, said
         assert "Error" in said or "weightsync emulator" in said
-        assert is_clean([first.pid, second.pid], [os.getpid()], before)
+        assert {} == left_by([first.pid, second.pid], [os.getpid()], before)

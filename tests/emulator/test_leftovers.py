@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.emulator.abi import everything
-from tests.emulator.leftovers import Counts, counts, is_clean, shared_memory
+from tests.emulator.leftovers import Counts, counts, left_by, shared_memory
 from weightsync import testing
 from weightsync.bench.emulator_abi import (
     INT32,
@@ -23,7 +23,11 @@ from weightsync.bench.emulator_abi import (
 if TYPE_CHECKING:
     from weightsync.bench.emulator_abi import Abi
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(300)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("collected"),
+]
 
 NBYTES = 1 << 20
 # Threads that serve all that follows are started by the first cycles.
@@ -193,7 +197,7 @@ def test_processes_that_come_and_go_leave_nothing(cycles: int) -> None:
         ranks += [rank for rank, _ in found]
 
     assert 2 * cycles == len(ranks)
-    assert is_clean(ranks, [os.getpid(), nursery], before)
+    assert {} == left_by(ranks, [os.getpid(), nursery], before)
     assert mine == len(os.listdir("/proc/self/fd"))
     assert its == len(os.listdir(f"/proc/{nursery}/fd"))
 
