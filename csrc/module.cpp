@@ -224,6 +224,18 @@ void bind_nccl(py::module_& module) {
           py::arg("device"));
   module.def("map_again", &map_nccl_tensor_again, py::arg("tensor"), Unlocked(),
              "The same memory of NCCL at one more address.");
+  module.def("nccl_allocator", &nccl_allocator,
+             "Of memory that NCCL can register, for torch.cuda.MemPool.");
+  module.def(
+      "nccl_allocation",
+      [](const at::Tensor& tensor)
+          -> std::optional<std::pair<std::uintptr_t, std::size_t>> {
+        const auto found = allocation_of(tensor.const_data_ptr());
+        if (!found) return std::nullopt;
+        return std::pair(reinterpret_cast<std::uintptr_t>(found->base), found->bytes);
+      },
+      py::arg("tensor"), Unlocked(),
+      "Address and bytes of the allocation of NCCL that a tensor begins in, if any.");
   module.def(
       "find_nccl",
       [](const std::string& path) {

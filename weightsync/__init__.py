@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from weightsync.observer import Observer
     from weightsync.operation import Operation
     from weightsync.stats import PushReport, ReplicaReport, Update
+    from weightsync.straight import nccl_memory
     from weightsync.transport import Generator, Trainer
     from weightsync.window import Window
 
@@ -68,6 +69,7 @@ __all__ = [
     "Weights",
     "Window",
     "blocking",
+    "nccl_memory",
 ]
 
 # Where the names are that are not of weightsync.errors.
@@ -89,6 +91,7 @@ _HOMES: Final = {
     "Update": "stats",
     "Weights": "lease",
     "Window": "window",
+    "nccl_memory": "straight",
 }
 
 

@@ -1,4 +1,4 @@
-"""The message of engine "nccl" that shared memory does without, and the engines' names.
+"""What messages say of engines, and the one that shared memory does without.
 
 No wait for signals may be issued to NCCL that a death leaves unsatisfied. So the
 leader tells when everything is put, and only then do generator ranks wait.
@@ -6,14 +6,18 @@ leader tells when everything is put, and only then do generator ranks wait.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-EngineName = Literal["shm", "nccl", "torch-nccl2"]
+MAX_SOURCES: Final = 1 << 16
+"""Limit of allocations of its own that a trainer rank puts straight from."""
 
-_Count = Annotated[int, Meta(ge=0, le=2**62)]
+EngineName = Literal["shm", "nccl", "torch-nccl2"]
+Slots = Literal["staged", "swap", "inplace"]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Sources = Annotated[int, Meta(ge=0, le=MAX_SOURCES)]
 
 
 class AllPut(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -22,5 +26,5 @@ class AllPut(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     ``signals[g][t]`` were sent by trainer rank t to rank g.
     """
 
-    sequence: _Count
-    signals: tuple[tuple[_Count, ...], ...]
+    sequence: Count
+    signals: tuple[tuple[Count, ...], ...]

@@ -55,6 +55,8 @@ first_unwritable = _C.first_unwritable
 repoint = _C.repoint
 find_nccl = _C.find_nccl
 map_again = _C.map_again
+nccl_allocation = _C.nccl_allocation
+nccl_allocator = _C.nccl_allocator
 
 
 def _check_torch() -> None:

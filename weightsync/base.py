@@ -1,4 +1,4 @@
-"""Transport: opening and closing, which trainers and generators have in common."""
+"""What all transports have in common, and opening and closing of asynchronous ones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Generic
 
 from weightsync.core import Core, SessionT
 from weightsync.runtime import in_thread
+from weightsync.session import check_timeout
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-class Transport(Generic[SessionT]):
-    """The asynchronous face: an async context manager over a core."""
+class Face(Generic[SessionT]):
+    """A core as users see it; calls without a timeout of their own take ``timeout``."""
 
-    def __init__(self, core: Core[SessionT]) -> None:
+    def __init__(self, core: Core[SessionT], timeout: float) -> None:
         self._core = core
+        self._timeout = timeout
 
     def __repr__(self) -> str:
         """Show who and in which state."""
@@ -29,6 +31,18 @@ class Transport(Generic[SessionT]):
             warnings.warn(
                 f"unclosed {core!r}", ResourceWarning, stacklevel=2, source=self
             )
+
+    @property
+    def address(self) -> str:
+        """The address of the store, with the port that was picked for port 0."""
+        return str(self._core.session.address)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return check_timeout(self._timeout if timeout is None else timeout)
+
+
+class Transport(Face[SessionT]):
+    """The asynchronous face: an async context manager over a core."""
 
     async def __aenter__(self) -> Self:
         """Open; see the class."""
@@ -57,11 +71,6 @@ class Transport(Generic[SessionT]):
             await runtime.acall(session.close)
         finally:
             await in_thread(runtime.close)
-
-    @property
-    def address(self) -> str:
-        """The address of the store, with the port that was picked for port 0."""
-        return str(self._core.session.address)
 
     @property
     def rank(self) -> int:

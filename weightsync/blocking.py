@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 from weightsync.admittance import check_names
+from weightsync.base import Face
 from weightsync.core import (
     DEFAULT_TIMEOUT,
-    Core,
     SessionT,
     generator_core,
     observer_core,
@@ -21,7 +20,7 @@ from weightsync.messages import Terms
 from weightsync.observing import ObserverSession
 from weightsync.pushing import PushOptions
 from weightsync.rejoining import GeneratorSession
-from weightsync.session import TrainerSession, check_timeout
+from weightsync.session import TrainerSession
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
@@ -35,24 +34,8 @@ if TYPE_CHECKING:
     from weightsync.stats import PushReport, Update
 
 
-class _Blocking(Generic[SessionT]):
+class _Blocking(Face[SessionT]):
     """A context manager over a core; calls block the calling thread only."""
-
-    def __init__(self, core: Core[SessionT], timeout: float) -> None:
-        self._core = core
-        self._timeout = timeout
-
-    def __repr__(self) -> str:
-        """Show who and in which state."""
-        return repr(self._core)
-
-    def __del__(self) -> None:
-        """Warn about a transport that was dropped while open."""
-        core = getattr(self, "_core", None)
-        if core is not None and core.open:
-            warnings.warn(
-                f"unclosed {core!r}", ResourceWarning, stacklevel=2, source=self
-            )
 
     def __enter__(self) -> Self:
         """Open."""
@@ -79,14 +62,6 @@ class _Blocking(Generic[SessionT]):
         finally:
             runtime.close()
 
-    @property
-    def address(self) -> str:
-        """The address of the store, with the port that was picked for port 0."""
-        return str(self._core.session.address)
-
-    def _seconds(self, timeout: float | None) -> float:
-        return check_timeout(self._timeout if timeout is None else timeout)
-
 
 class Trainer(_Blocking[TrainerSession]):
     """``weightsync.Trainer`` with plain methods; see there."""
@@ -105,10 +80,12 @@ class Trainer(_Blocking[TrainerSession]):
         admit: Admit = "all",
         engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
         staging_bytes: int | None = None,
+        staging: Literal["copy", "none"] = "copy",
+        memory: Mapping[str, object] | Iterable[tuple[str, object]] | None = None,
     ) -> None:
         place = address, rank, world_size, job, timeout, lease
         chosen = epoch, replay, admit, engine, staging_bytes
-        super().__init__(trainer_core(*place, *chosen), timeout)
+        super().__init__(trainer_core(*place, *chosen, staging, memory), timeout)
 
     @property
     def replicas(self) -> tuple[str, ...]:

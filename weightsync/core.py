@@ -24,6 +24,7 @@ from weightsync.session import (
     check_timeout,
 )
 from weightsync.store import parse_address
+from weightsync.straight import straight_from
 from weightsync.vigil import check_lease
 from weightsync.weights import check_mode, check_writable
 
@@ -123,13 +124,16 @@ def trainer_core(  # noqa: PLR0913, PLR0917 -- what Trainer is given, handed on.
     admit: Admit,
     engine: str | None,
     staging_bytes: int | None,
+    staging: str,
+    memory: StateDict | None,
 ) -> Core[TrainerSession]:
     """Build the core of a Trainer; see there."""
     place = _place(address, rank, world_size, job, timeout, lease)
     place = replace(place, epoch=check_epoch(epoch))
     if admit not in {"all", "proposed"}:
         raise PlanError(f"admit is 'all' or 'proposed', not {admit!r}")
-    engines = Engines(checked(engine), staging_bytes)
+    straight = straight_from(staging, memory)
+    engines = Engines(checked(engine), staging_bytes, straight)
     name = f"trainer rank {place.rank} of {place.world_size}"
 
     def make(runtime: Runtime) -> TrainerSession:

@@ -37,6 +37,21 @@ class Quiet(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     lease: float | None = None
 
 
+class RollCall(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Leader to a replica, hub to its ranks: somebody wants your name; are you there?
+
+    The answer is a ``Present`` with the same number or a later one.
+    """
+
+    number: Annotated[int, Meta(ge=1)]
+
+
+class Present(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A rank to its hub, a hub for all of its ranks to the leader: I am."""
+
+    number: Annotated[int, Meta(ge=1)]
+
+
 class Propose(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A trainer rank or an observer to the leader: let these replicas be the pool.
 

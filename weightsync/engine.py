@@ -72,6 +72,9 @@ class Engine(ABC):
     segment: int = 0
     """The most bytes of a segment of a window; 0 where a window is one in any case."""
 
+    sources: Sequence[Tensor] = ()
+    """Of each allocation that this rank puts straight from, and registers, a part."""
+
     refusal: PlanError | None = None
     """Why the last link had no share in the budget of this rank."""
 

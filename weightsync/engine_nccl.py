@@ -1,7 +1,8 @@
 """The engine "nccl": memory of one GPU, moved by the process group of weightsync.
 
-Puts are staged (``staging.py``); nothing here launches a kernel, unless a received
-tensor is not contiguous. No wait for signals is issued before it is satisfied, because
+Puts are staged (``staging.py``), unless they come straight from memory of the caller
+(``straight.py``); nothing here launches a kernel, unless a received tensor is not
+contiguous. No wait for signals is issued before it is satisfied, because
 nothing ends one that is not.
 """
 
@@ -17,9 +18,9 @@ import torch
 from weightsync.backend import create_nccl
 from weightsync.budget import SEGMENT_BYTES, Budget
 from weightsync.engine import Engine, Share
-from weightsync.errors import PlanError, UnsupportedError
+from weightsync.errors import PlanError, UnsupportedError, WeightSyncError
 from weightsync.filling import Filler
-from weightsync.lane import Lane, as_ours, new_stream
+from weightsync.lane import Lane, new_stream, translated
 from weightsync.packing import count_puts, pack
 from weightsync.runtime import in_thread
 from weightsync.sending import Parcel
@@ -58,6 +59,7 @@ class NcclEngine(Engine):
         *,
         segment: int | None = None,
         budget: Budget | None = None,
+        sources: Sequence[Tensor] = (),
     ) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedError("engine 'nccl' needs a GPU, and there is none")
@@ -69,6 +71,7 @@ class NcclEngine(Engine):
         self._filler: Filler | None = None
         self._budget: Final = budget or Budget(None)
         self.segment = SEGMENT_BYTES if segment is None else segment
+        self.sources = sources
         self._noted: dict[int, Any] = {}
         self._lanes: list[Lane] = []
 
@@ -83,11 +86,8 @@ class NcclEngine(Engine):
 
     def memory(self, group: Any, nbytes: int) -> Tensor:
         """See ``Engine``."""
-        try:
-            with self.here():
-                return self._allocate(group, nbytes)
-        except torch.OutOfMemoryError as error:
-            raise as_ours(error) from error
+        with self.here():
+            return self._allocate(group, nbytes)
 
     def _allocate(self, group: Any, nbytes: int) -> Tensor:
         return Window.allocate(group, nbytes, device=self.device)
@@ -106,7 +106,8 @@ class NcclEngine(Engine):
         with self._allocating:
             try:
                 self._budget.check(largest)
-                nbytes = self._budget.chunks(first, cut=count > 1)
+                many = count > 1 and not self.sources  # else little is packed
+                nbytes = self._budget.chunks(first, cut=many)
             except PlanError as error:
                 self.refusal = error
                 raise
@@ -140,7 +141,7 @@ class NcclEngine(Engine):
     @contextmanager
     def ordered(self, after: Any) -> Generator[None]:
         """See ``Engine``."""
-        with torch.cuda.device(self.device):
+        with translated(), torch.cuda.device(self.device):
             lane = self._take()
             lane.follow(after or ())
             try:
@@ -164,7 +165,7 @@ class NcclEngine(Engine):
         """Take a lane that nobody has: as many are made as are used at once."""
         with suppress(IndexError):
             return self._lanes.pop()
-        with torch.cuda.device(self.device):
+        with translated(), torch.cuda.device(self.device):
             return Lane(new_stream())
 
     def puts(self, runs: Sequence[Run]) -> int:
@@ -175,8 +176,12 @@ class NcclEngine(Engine):
         """See ``Engine``."""
         if goods.casts:
             raise UnsupportedError("engine 'nccl' converts no dtypes yet")
-        packed = pack(goods.runs, goods.base, goods.header)
-        return Parcel(goods.peer, None, (), packed)
+        args = goods.runs, goods.base, goods.header
+        packed = pack(*args)
+        if not self.sources:
+            return Parcel(goods.peer, None, (), packed)
+        straight = pack(*args, straight=True)
+        return Parcel(goods.peer, None, (), straight, packed)
 
     def sending(
         self,
@@ -209,13 +214,21 @@ class NcclEngine(Engine):
 
     def mark(self) -> Any:
         """See ``Engine``."""
-        return (torch.cuda.current_stream(self.device).record_event(),)
+        with translated():
+            return (torch.cuda.current_stream(self.device).record_event(),)
 
     def note(self) -> None:
-        """See ``Engine``: the last of each stream, for it comes after the others."""
+        """See ``Engine``: the last of each stream, for it comes after the others.
+
+        Where the device has failed that is the error, and whoever comes after it fails.
+        """
         stream = torch.cuda.current_stream(self.device)
         with self._lock:
-            self._noted[stream.cuda_stream] = stream.record_event()
+            try:
+                with translated():
+                    self._noted[stream.cuda_stream] = stream.record_event()
+            except WeightSyncError as error:
+                self._noted[stream.cuda_stream] = error
 
     def noted(self) -> Any:
         """See ``Engine``."""

@@ -12,7 +12,8 @@ from weightsync.budget import LEAST_SEGMENT, Budget
 from weightsync.engine import LOOPBACK, ShmEngine
 from weightsync.engine_nccl import NcclEngine
 from weightsync.engine_torch import TorchNcclEngine
-from weightsync.errors import PlanError, UnsupportedError
+from weightsync.errors import PlanError, UnsupportedError, WeightSyncError
+from weightsync.lane import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,21 @@ if TYPE_CHECKING:
 
     from weightsync.announcing import EngineName
     from weightsync.engine import Engine
+    from weightsync.pieces import Piece
     from weightsync.replica import Replica
+    from weightsync.straight import Straight
 
 _DEVICES: Final[Mapping[EngineName, str]] = {
     "shm": "cpu",
     "nccl": "cuda",
     "torch-nccl2": "cuda",
 }
+
+
+NO_STRAIGHT: Final = (
+    "staging='none' needs engine 'nccl' or 'shm': torch's own windows of 'torch-nccl2' "
+    "are not made of memory of ours"
+)
 
 
 def checked(engine: str | None) -> EngineName | None:
@@ -67,20 +76,23 @@ def engine_on(
     *,
     segment: int | None = None,
     budget: Budget | None = None,
+    sources: Sequence[torch.Tensor] = (),
 ) -> Engine:
     """Make the engine of a device: of this name, or the usual one.
 
-    With segments of so many bytes where it has some, and a budget for transfers. Raises
-    PlanError for segments that are too small, UnsupportedError where the engine cannot
-    be used.
+    With segments of so many bytes where it has some, a budget for transfers, and what
+    they come straight from. Raises PlanError for segments that are too small,
+    UnsupportedError where the engine cannot be used, or not so.
     """
     if segment is not None and segment < LEAST_SEGMENT:
         raise PlanError(f"segment_bytes={segment}: {LEAST_SEGMENT} are the least")
     if name == "torch-nccl2":
+        if sources:
+            raise UnsupportedError(NO_STRAIGHT)
         return TorchNcclEngine(device, budget=budget)
     if name == "shm" or (device is not None and device.type == "cpu"):
         return ShmEngine()
-    return NcclEngine(device, segment=segment, budget=budget)
+    return NcclEngine(device, segment=segment, budget=budget, sources=sources)
 
 
 def _current_device() -> torch.device | None:
@@ -96,11 +108,16 @@ class Engines:
     """The engine of a trainer rank: as it was told, or as the first replica has it.
 
     On a GPU it is the device that is current where the trainer is made, and ``staging``
-    bytes bound its memory for transfers; PlanError where these are too few. ``host`` is
-    that of the engine.
+    bytes bound its memory for transfers; PlanError where these are too few, or where
+    what is put ``straight`` is elsewhere. ``host`` is that of the engine.
     """
 
-    def __init__(self, name: EngineName | None, staging: int | None = None) -> None:
+    def __init__(
+        self,
+        name: EngineName | None,
+        staging: int | None = None,
+        straight: Straight | None = None,
+    ) -> None:
         self.name: Final = name
         self.host = LOOPBACK
         self._budget: Final = Budget(staging)
@@ -109,12 +126,23 @@ class Engines:
         if name not in {None, "shm"} and not torch.cuda.is_available():
             raise UnsupportedError(f"engine {name!r} needs a GPU, and there is none")
         self._device: Final = None if name == "shm" else _current_device()
+        if straight is not None and name == "torch-nccl2":
+            raise UnsupportedError(NO_STRAIGHT)
+        self._straight: Final = straight
+        self._sources: Final = () if straight is None else straight.windows
+        for source in self._sources:
+            if source.device != self._device:
+                where = f"puts from {self._device or 'the CPU'}"
+                message = f"a tensor of it is on {source.device}, and this rank {where}"
+                raise PlanError(f"memory: {message}")
 
     def get(self, name: EngineName) -> Engine:
         """Return the engine of this name. Raises PlanError, UnsupportedError."""
         with self._lock:
             if self._engine is None or self._engine.name != name:
-                self._engine = engine_on(self._device, name, budget=self._budget)
+                self._engine = engine_on(
+                    self._device, name, budget=self._budget, sources=self._sources
+                )
                 self._engine.host = self.host
             return self._engine
 
@@ -122,7 +150,15 @@ class Engines:
         """Return what the caller gave the device to do until now.
 
         Also where no replica has said yet which engine it is: one may come meanwhile.
+        Returns the error where the device has failed: it is one of the whole push.
         """
+        try:
+            with translated():
+                return self._mark()
+        except WeightSyncError as error:
+            return error
+
+    def _mark(self) -> object:
         if self._engine is not None:
             return self._engine.mark()
         begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # of torch
@@ -140,8 +176,18 @@ class Engines:
         if self._engine is not None and self._engine.refusal is not None:
             raise self._engine.refusal
 
+    def check_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Raise PlanError for pieces that must not be copied, and would be."""
+        if self._straight is not None:
+            self._straight.check_pieces(pieces)
+
     def check(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Raise PlanError for tensors that the engine in use cannot put."""
+        """Raise PlanError for tensors that the engine in use cannot put.
+
+        Or that it could not, where NCCL may be used: a replica may come meanwhile.
+        """
+        if self._straight is not None and any(each.is_cuda for each in tensors):
+            self._straight.check(tensors, names)
         if self._engine is None or not tensors:
             return
         wanted = self._engine.device

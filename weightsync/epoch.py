@@ -134,9 +134,12 @@ class Epochs:
         return arrived
 
     def fail_switch(self) -> None:
-        """Give the switch up half way: the tensors hold no whole version any more."""
+        """Give the switch up half way: the tensors hold no whole version any more.
+
+        What was pending is lost with the link that it came over.
+        """
         self.switching, self.spoiled = False, True
-        self.version = None
+        self.version = self.pending = None
 
     def begin_move(self) -> bool:
         """Start to move the tensors into other memory; False while they are read."""

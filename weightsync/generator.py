@@ -9,6 +9,7 @@ import anyio
 from weightsync.agreement import planned
 from weightsync.announcing import AllPut
 from weightsync.arrival import Arrival
+from weightsync.elastic import Present, RollCall
 from weightsync.epoch import Mode
 from weightsync.errors import (
     ClosedError,
@@ -17,6 +18,7 @@ from weightsync.errors import (
     TimedOutError,
     WeightSyncError,
 )
+from weightsync.lane import translated
 from weightsync.messages import (
     Accepted,
     Agree,
@@ -167,7 +169,8 @@ class GeneratorRank:
         names = self._link.pushed_names(arrival.expect.layout)
         tensors = self._settled.tensors
         try:
-            await tensors.switch(self._link.window, arrival.slot, names)
+            with translated():
+                await tensors.switch(self._link.window, arrival.slot, names)
         except BaseException as error:
             self._reading.torn |= tensors.covered_by(names)
             self._reading.fail_switch()
@@ -228,6 +231,8 @@ class GeneratorRank:
                 self._commit(message)
             case Withdrawn():
                 self._conceal(written=False)
+            case RollCall():
+                self._post(Present(message.number))
             case Ended():
                 fault = message.fault or Fault.of(ClosedError("the trainer closed"))
                 self.fail(fault.error(), untold=message.untold)
@@ -301,10 +306,10 @@ class GeneratorRank:
     async def _arrive(self, arrival: Arrival) -> None:
         try:
             await arrival.check(await arrival.arrive())
-        except ClosedError:
-            if arrival.discard is not None:
-                await self._forget(arrival)
         except WeightSyncError as error:
+            if isinstance(error, ClosedError) and arrival.is_given_up():
+                await self._forget(arrival)
+                return
             self._post(LinkFailed(0, Fault.of(error)))
             self.fail(error)
         else:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weightsync.announcing import EngineName
+from weightsync.announcing import Count, EngineName, Slots
 from weightsync.counting import Held
 from weightsync.elastic import Admit, Name
-from weightsync.messages import Count, Message, Rank, Size, Slots, Text
+from weightsync.messages import Message, Rank, Size, Text
 from weightsync.vigil import DEFAULT_LEASE, LONGEST_LEASE, SHORTEST_LEASE
 
 Lease = Annotated[float, Meta(ge=SHORTEST_LEASE, le=LONGEST_LEASE)]

@@ -13,6 +13,7 @@ import anyio
 from msgspec.structs import replace
 
 from weightsync.announcing import AllPut
+from weightsync.elastic import Present, RollCall
 from weightsync.errors import (
     FencedError,
     OtherStartError,
@@ -49,6 +50,7 @@ from weightsync.messages import (
 )
 from weightsync.plan import sum_of_digests
 from weightsync.silence import Silence
+from weightsync.succession import Attendance
 from weightsync.together import Together
 from weightsync.vigil import DEFAULT_LEASE
 
@@ -96,6 +98,7 @@ class Hub:
         self._credited = False
         self._withdrawing: set[int] = set()
         self._silence = Silence(self._ranks)
+        self._attendance = Attendance(world_size)
         self._arrived: set[int] = set()
         self._committed = 0
         self._sequence = 0
@@ -219,6 +222,8 @@ class Hub:
                 self._withdraw(rank)
             case Arrived():
                 self._on_arrived(rank, message)
+            case Present():
+                self._on_present(rank, message)
             case Leaving():
                 if self._leader is not None or not self.patient:
                     self.rank_lost(rank, PeerError("it left"), clean=True)
@@ -302,6 +307,11 @@ class Hub:
             self._tell_ranks(Commit(message.sequence))
             self._tell_leader(Delivered(message.sequence))
 
+    def _on_present(self, rank: int, message: Present) -> None:
+        number = self._attendance.present(rank, message.number)
+        if number is not None:
+            self._tell_leader(Present(number))
+
     # What the leader says
 
     def on_leader(  # noqa: C901, PLR0915 -- as above.
@@ -314,7 +324,7 @@ class Hub:
             case Accepted():
                 self.term = f" of term {message.term}"
                 self._tell_ranks(message)
-            case Layout():
+            case Layout() | RollCall():
                 self._tell_ranks(message)
             case Agree():
                 self._planned[message.number] = {}

@@ -7,6 +7,7 @@ function of CUDA writes to a descriptor that the loop listens to.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -17,7 +18,7 @@ from weightsync.errors import WeightSyncError
 from weightsync.runtime import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
     from typing import TypeVar
 
     ResultT = TypeVar("ResultT")
@@ -32,10 +33,16 @@ class Lane:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream: Final = stream
 
-    def follow(self, after: Iterable[torch.cuda.Event]) -> None:
-        """Let what comes now begin after these events."""
+    def follow(self, after: Iterable[torch.cuda.Event | WeightSyncError]) -> None:
+        """Let what comes now begin after these events.
+
+        Raises WeightSyncError where that fails, and what is there for an event.
+        """
         for event in after:
-            self.stream.wait_event(event)
+            if isinstance(event, WeightSyncError):
+                raise event
+            with translated():
+                self.stream.wait_event(event)
 
     async def run(self, function: Callable[..., ResultT], *args: object) -> ResultT:
         """Call it in a thread that uses this stream. Does not wait for the stream.
@@ -53,7 +60,11 @@ class Lane:
         bell = _C.Bell()
         try:
             with anyio.CancelScope(shield=True):
-                await self.run(self._ring, bell)
+                try:
+                    await self.run(self._ring, bell)
+                except WeightSyncError:  # whoever lent it memory counts on the end
+                    await self.run(self.stream.synchronize)
+                    raise
                 await self._rung(bell, check)
         finally:
             bell.close()
@@ -73,15 +84,27 @@ class Lane:
     def _on_stream(
         self, function: Callable[..., ResultT], args: tuple[object, ...]
     ) -> ResultT:
-        try:
-            with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
-                return function(*args)
-        except (RuntimeError, ValueError) as error:
-            raise as_ours(error) from error
+        with (
+            translated(),
+            torch.cuda.device(self.stream.device),
+            torch.cuda.stream(self.stream),
+        ):
+            return function(*args)
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Raise errors of torch, CUDA and NCCL as WeightSyncError."""
+    try:
+        yield
+    except WeightSyncError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise as_ours(error) from error
 
 
 def as_ours(error: Exception) -> WeightSyncError:
-    """Return an error of c10d as one of weightsync."""
+    """Return an error of torch, CUDA or NCCL as one of weightsync."""
     if isinstance(error, WeightSyncError):
         return error
     return WeightSyncError(f"{type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ import msgspec
 
 from weightsync.admission import admitting, check_alike, converse, manifests
 from weightsync.admittance import Admittance
-from weightsync.elastic import Kept, LeftBehind, Propose, Quiet
+from weightsync.elastic import Kept, LeftBehind, Present, Propose, Quiet
 from weightsync.engines import OneEngine
 from weightsync.errors import ClosedError, PeerError, ProtocolError, WeightSyncError
 from weightsync.fencing import check_incarnation
@@ -152,7 +152,8 @@ class Leader:
             case Agreed():
                 self._agreed(rank, message)
             case LinkOffered():
-                self.members.offered(rank, message.link, message.handle)
+                offer = message.handle, message.sources
+                self.members.offered(rank, message.link, *offer)
             case LinkReady():
                 self.members.linked(rank, message.link)
             case LinkFailed():
@@ -185,7 +186,7 @@ class Leader:
             await self._look()
         self.members.drop(replica, PeerError(reason), clean=end.left)
 
-    def _on_replica(  # noqa: C901 -- one case a message.
+    def _on_replica(  # noqa: C901, PLR0912 -- one case a message.
         self, replica: Replica, message: FromReplica
     ) -> None:
         match message:
@@ -207,6 +208,8 @@ class Leader:
                 self.pushes.discarded(replica, message.sequence)
             case Quiet():
                 replica.heard.tell(message, time.monotonic())
+            case Present():
+                self.members.succession.present(replica, message.number)
             case Leaving():
                 self.members.drop(replica, PeerError("it left"), clean=True)
             case Manifests():

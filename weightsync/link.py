@@ -79,8 +79,9 @@ class Link:
     ) -> None:
         """Meet the other ranks and register this rank's memory. Blocks.
 
-        ``memory`` is for each segment of the rank that has most of them, ``slots`` are
-        those of all ranks of the replica.
+        ``memory`` is for each segment of the rank that has most of them, and for what
+        trainer ranks put straight from; ``slots`` are those of all ranks of the
+        replica.
         """
         options = ReconfigureOptions()
         options.uuid = form.uuid
@@ -175,7 +176,9 @@ class TrainerLink(Link):
         slots = slots_of(form)
         share = self.engine.share(self.group, slots)
         self._scratch = share.scratch
-        self.form(form, share.memory, slots)
+        sources = self.engine.sources
+        more = self.engine.filling(self.group, form.sources - len(sources))
+        self.form(form, [*share.memory, *sources, *more], slots)
         generators = range(form.trainers, form.trainers + len(form.manifests))
         self.window.connect(list(generators))
 
@@ -282,12 +285,13 @@ class GeneratorLink(Link):
     def join(self, form: FormLink, memory: Memory) -> None:
         """Form the link with the memory of this rank's window. Blocks.
 
-        For segments that only another rank of the replica has it brings what fills in.
+        For segments that only another rank of the replica has, and for what trainer
+        ranks put straight from, it brings what fills in.
         """
         slots: Sequence[Slots] = [self._slots] * len(form.manifests)
         if any(form.segments):
             slots = slots_of(form)
-        count = max([len(one.segments.starts) for one in slots])
+        count = max([len(one.segments.starts) for one in slots]) + form.sources
         more = self.engine.filling(self.group, count - len(memory.tensors))
         self.form(form, [*memory.tensors, *more], slots)
 

@@ -48,7 +48,8 @@ class Links:
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
             return
         self._links[message.link] = link
-        self._peer.post(LinkOffered(message.link, link.handle))
+        sources = len(engine.sources)
+        self._peer.post(LinkOffered(message.link, link.handle, sources))
 
     async def form(self, message: FormLink) -> None:
         """Form a link that was offered, and say how that went."""

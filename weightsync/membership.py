@@ -27,12 +27,16 @@ Kind = Literal[
 
 
 class LastPush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the last push did to a replica, and how many seconds ago it ended there."""
+    """What the last push did to a replica, and how many seconds ago it ended there.
+
+    ``epoch`` is that of the count of its version.
+    """
 
     version: int
     status: Status
     reason: str
     ago: float
+    epoch: int = 0
 
 
 class TrainerMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

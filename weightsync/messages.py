@@ -7,8 +7,17 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from weightsync.announcing import AllPut, EngineName
-from weightsync.elastic import Keep, Kept, LeftBehind, Name, Propose, Quiet
+from weightsync.announcing import AllPut, Count, EngineName, Slots, Sources
+from weightsync.elastic import (
+    Keep,
+    Kept,
+    LeftBehind,
+    Name,
+    Present,
+    Propose,
+    Quiet,
+    RollCall,
+)
 from weightsync.errors import RemoteFault, WeightSyncError
 from weightsync.membership import AskMembership, Happened, TellMembership
 from weightsync.spec import Manifest
@@ -19,13 +28,11 @@ MAX_RANKS: Final = 4096
 """Limit of trainer ranks and of ranks of one replica; also in csrc/shm/control.h."""
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 OnBusy = Literal["wait", "skip"]
 Require = Literal["any", "all"]
-Slots = Literal["staged", "swap", "inplace"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -86,14 +93,18 @@ class OfferLink(Message, frozen=True, dict=True):
 
 
 class LinkOffered(Message, frozen=True):
-    """The handle of the process group that was prepared."""
+    """The handle of what was prepared; ``sources``: allocations of the rank beside."""
 
     link: Count
     handle: Text
+    sources: Sources = 0
 
 
 class FormLink(Message, frozen=True, dict=True):
-    """Form the link: trainer ranks first, then the ranks of the replica."""
+    """Form the link: trainer ranks first, then the ranks of the replica.
+
+    ``sources`` is the most that one of the trainer ranks has.
+    """
 
     link: Count
     uuid: Count
@@ -103,6 +114,7 @@ class FormLink(Message, frozen=True, dict=True):
     together: Together = Together()
     mode: Slots = "staged"
     segments: tuple[Count, ...] = ()
+    sources: Sources = 0
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -355,13 +367,31 @@ FromReplica = (
     | Delivered
     | Discarded
     | Quiet
+    | Present
     | Leaving
 )
 ToReplica = (
-    Accepted | Ended | FormLink | Layout | Agree | Expect | AllPut | Discard | Withdrawn
+    Accepted
+    | Ended
+    | FormLink
+    | Layout
+    | Agree
+    | Expect
+    | AllPut
+    | Discard
+    | Withdrawn
+    | RollCall
 )
 FromRank = (
-    Manifests | LinkReady | LinkFailed | Agreed | Credit | Withdraw | Arrived | Leaving
+    Manifests
+    | LinkReady
+    | LinkFailed
+    | Agreed
+    | Credit
+    | Withdraw
+    | Arrived
+    | Present
+    | Leaving
 )
 ToRank = ToReplica | Commit
 FromObserver = AskMembership | Propose | Leaving

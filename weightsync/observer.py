@@ -9,7 +9,6 @@ from weightsync.base import Transport
 from weightsync.core import DEFAULT_TIMEOUT, observer_core
 from weightsync.events import Events
 from weightsync.observing import ObserverSession
-from weightsync.session import check_timeout
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
@@ -44,13 +43,12 @@ class Observer(Transport[ObserverSession]):
         timeout: float = DEFAULT_TIMEOUT,
         lease: float = DEFAULT_LEASE,
     ) -> None:
-        super().__init__(observer_core(address, job, timeout, lease))
-        self._timeout = timeout
+        super().__init__(observer_core(address, job, timeout, lease), timeout)
 
     async def membership(self, *, timeout: float | None = None) -> Membership:
         """Return who is in the job now; see ``Trainer.membership``."""
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         return await self._core.runtime.acall(session.following.ask, seconds)
 
     async def propose(
@@ -59,7 +57,7 @@ class Observer(Transport[ObserverSession]):
         """Let the pool be the replicas of these names; see ``Trainer.propose``."""
         names = None if replicas is None else check_names(replicas)
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         following = session.following
         return await self._core.runtime.acall(following.propose, names, seconds)
 

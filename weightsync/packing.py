@@ -2,7 +2,9 @@
 
 Runs are cut into pieces of at most ``PUT_BYTES``, which are packed into chunks. Each
 piece is one put where its rows lie together at the target, else one put a row. Both
-ends of a link count them alike, because each put signals once.
+ends of a link count them alike, because each put signals once. Where sources need not
+be copied they are put as they lie, in the same puts, but for rows that only lie
+together at the target: each would be a put of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from weightsync.plan import ALIGNMENT, Run
 from weightsync.slots import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -25,6 +27,9 @@ PUT_BYTES: Final = 8 << 20
 
 CHUNK_BYTES: Final = PUT_BYTES + 4096
 """A chunk of the buffer: what is packed, and then the header."""
+
+BATCH: Final = 8
+"""So many times what fits into a chunk is put at once, where it is not packed."""
 
 HEADER_AT: Final = PUT_BYTES
 """Where the header lies in the chunk that is put last."""
@@ -36,13 +41,15 @@ Row = tuple[int, int, int, int, int, int, int]
 class Packed:
     """What is packed into one chunk and put from there; both are tables of runs.
 
-    The window of ``copies`` is the chunk, and so is tensor 0 of ``runs``. ``header``
-    says that the header is the last of them.
+    The window of ``copies`` is the chunk, and so is tensor 0 of ``runs``. Its others
+    are the ``sources`` themselves, by their indices. ``header`` says that the header is
+    the last of the runs.
     """
 
     copies: Tensor
     runs: Tensor
     header: bool = False
+    sources: tuple[int, ...] = ()
 
 
 def count_puts(runs: Iterable[Run], limit: int = PUT_BYTES) -> int:
@@ -51,38 +58,65 @@ def count_puts(runs: Iterable[Run], limit: int = PUT_BYTES) -> int:
 
 
 def pack(
-    runs: Sequence[Run], base: int, header: int, limit: int = PUT_BYTES
+    runs: Sequence[Run],
+    base: int,
+    header: int,
+    limit: int = PUT_BYTES,
+    *,
+    straight: bool = False,
 ) -> tuple[Packed, ...]:
     """Cut and pack runs whose slot begins at ``base`` of the window.
 
-    The header is put to byte ``header`` of the window, after everything else.
+    The header is put to byte ``header`` of the window, after everything else. With
+    ``straight`` nothing is packed but what has to be.
     """
-    groups = list(_groups(runs, limit))
+    groups = list(_groups(runs, limit, straight=straight))
     last = len(groups) - 1
     packed: list[Packed] = []
     for number, group in enumerate(groups):
-        puts = [_put(piece, at, base) for piece, at in group]
+        used = dict.fromkeys([piece.source for piece, at in group if at is None])
+        tensors = {source: index for index, source in enumerate(used, 1)}
+        puts = [_put(piece, at, base, tensors) for piece, at in group]
         if number == last:
             size = HEADER_BYTES
             puts.append((0, HEADER_AT, header, 1, size, size, size))
-        copies = [_copy(piece, at) for piece, at in group]
-        packed.append(Packed(_table(copies), _table(puts), number == last))
+        copies = [_copy(piece, at) for piece, at in group if at is not None]
+        tables = _table(copies), _table(puts)
+        packed.append(Packed(*tables, number == last, tuple(used)))
     return tuple(packed)
 
 
-def _groups(runs: Sequence[Run], limit: int) -> Iterator[list[tuple[Run, int]]]:
-    """Pieces that fit into a chunk together, and where each begins there."""
-    group: list[tuple[Run, int]] = []
-    end = 0
+_Placed = tuple[Run, "int | None"]
+"""A piece, and where it begins in the chunk; None where it is put as it lies."""
+
+
+def _groups(
+    runs: Sequence[Run], limit: int, *, straight: bool
+) -> Iterator[list[_Placed]]:
+    """Pieces that are put together.
+
+    They fit into a chunk; what is one put as it lies takes no room there.
+    """
+    group: list[_Placed] = []
+    end = nbytes = 0
     for run in runs:
         for piece in _pieces(run, limit):
-            if end + piece.nbytes > limit:
+            lies = straight and _lies_ready(piece)
+            room = 0 if lies and _is_dense(piece) else piece.nbytes
+            if end + room > limit or nbytes + piece.nbytes > BATCH * limit:
                 yield group
-                group, end = [], 0
-            group.append((piece, end))
-            end += piece.nbytes + -piece.nbytes % ALIGNMENT
+                group, end, nbytes = [], 0, 0
+            group.append((piece, None if lies else end))
+            end += room + -room % ALIGNMENT
+            nbytes += piece.nbytes
     if group:
         yield group
+
+
+def _lies_ready(piece: Run) -> bool:
+    """Whether it takes no more puts from where it lies than from a chunk."""
+    together = piece.rows == 1 or piece.source_stride == piece.row_bytes
+    return together or not _is_dense(piece)
 
 
 def _pieces(run: Run, limit: int) -> Iterator[Run]:
@@ -120,12 +154,17 @@ def _is_dense(run: Run) -> bool:
     return run.rows == 1 or run.target_stride == run.row_bytes
 
 
-def _put(piece: Run, at: int, base: int) -> Row:
+def _put(piece: Run, at: int | None, base: int, tensors: Mapping[int, int]) -> Row:
+    """From byte ``at`` of the chunk, or from where the piece lies in its tensor."""
+    tensor, start, step = 0, at, piece.row_bytes
+    if start is None:
+        tensor, start = tensors[piece.source], piece.source_offset
+        step = piece.source_stride
     target = base + piece.target_offset
     if _is_dense(piece):
-        return 0, at, target, 1, piece.nbytes, piece.nbytes, piece.nbytes
-    size = piece.row_bytes
-    return 0, at, target, piece.rows, size, size, piece.target_stride
+        return tensor, start, target, 1, piece.nbytes, piece.nbytes, piece.nbytes
+    rows, size = piece.rows, piece.row_bytes
+    return tensor, start, target, rows, size, step, piece.target_stride
 
 
 def _copy(piece: Run, at: int) -> Row:

@@ -39,7 +39,8 @@ from weightsync.messages import (
     Pool,
 )
 from weightsync.remembered import Remembered
-from weightsync.replica import Replica
+from weightsync.replica import Offer, Replica
+from weightsync.succession import Succession
 from weightsync.together import Together
 from weightsync.watching import Watcher
 
@@ -79,6 +80,7 @@ class Members:
         self.replicas: dict[int, Replica] = {}
         self.error: WeightSyncError | None = None
         self.watcher = Watcher()
+        self.succession: Final = Succession(self._arrive)
         self.admittance = Admittance()
         self.observers: set[Peer] = set()
         self.log: Final = EventLog()
@@ -131,10 +133,10 @@ class Members:
             self._announce("fenced", "trainer", "0", str(error))
         self.watcher.failed(error)
         fault = None if clean else Fault.of(error)
+        self.succession.end(fault)
         for replica in list(self.replicas.values()):
             self._remove(replica)
-            replica.peer.post(Ended(fault))
-            replica.peer.finish()
+            replica.end(fault)
         if fault is not None:
             # Whatever they wait for will not come.
             for peer in (*self.trainers.values(), *self.observers):
@@ -145,33 +147,37 @@ class Members:
     def replica_joined(
         self, hello: ReplicaHello, held: Manifests, peer: Peer
     ) -> Replica:
-        """Take a replica in, or raise PlanError. It is linked once it is admitted."""
+        """Take a replica in, or raise PlanError. It is linked once it is admitted.
+
+        Where its name is taken it waits for that: ``Succession``.
+        """
         self._check()
-        self._take_name(hello)
         self._links += 1
         replica = Replica(self._links, hello, held, peer)
+        self._arrive(replica)
+        return replica
+
+    def _arrive(self, replica: Replica) -> None:
+        named = (r for r in self.replicas.values() if r.name == replica.name)
+        owner = next(named, None)
+        if owner is not None and owner.instance != (replica.instance or None):
+            self.succession.wait(replica, owner)
+            return
+        try:
+            self.counting.joined(replica.name, replica.last)
+        except PlanError as error:
+            self._announce("failed", "replica", replica.name, str(error))
+            raise
+        if owner is not None:  # it comes back before its end was noticed
+            self.succession.present(owner)
+            self.drop(owner, PeerError("it joins again"))
         self.replicas[replica.link] = replica
-        peer.post(Accepted(self.term))
+        replica.peer.post(Accepted(self.term))
         if self.admittance.admits(replica.name):
             self._admit(replica)
         else:
             replica.waiting = True
             self._announce("waiting", "replica", replica.name)
-        return replica
-
-    def _take_name(self, hello: ReplicaHello) -> None:
-        """Make room for a replica that comes back before its end was noticed."""
-        named = (r for r in self.replicas.values() if r.name == hello.replica)
-        other = next(named, None)
-        if other is not None and other.instance != (hello.instance or None):
-            raise PlanError(f"there is a replica {hello.replica!r} in the pool already")
-        try:
-            self.counting.joined(hello.replica, hello.last)
-        except PlanError as error:
-            self._announce("failed", "replica", hello.replica, str(error))
-            raise
-        if other is not None:
-            self.drop(other, PeerError("it joins again"))
 
     def propose(self, names: tuple[str, ...] | None) -> None:
         """Let the pool be these replicas, or (None) all; PlanError for wrong names."""
@@ -191,12 +197,12 @@ class Members:
         replica.waiting = False
         self.tell_trainers(OfferLink(replica.link, replica.name, replica.engine))
 
-    def offered(self, rank: int, link: int, handle: str) -> None:
+    def offered(self, rank: int, link: int, handle: str, sources: int = 0) -> None:
         """A trainer rank has prepared its end; form the link when all have."""
         replica = self.replicas.get(link)
         if replica is None:
             return
-        replica.offers[rank] = handle
+        replica.offers[rank] = Offer(handle, sources)
         if len(replica.offers) == self.world_size:
             self._form(replica)
 
@@ -240,20 +246,20 @@ class Members:
         ``clean`` says that nothing is wrong with it; if that is not what it ``wanted``
         itself, it is told why.
         """
-        if replica.gone:
+        if replica.gone or self.succession.leaves(replica):
             return
         self._remove(replica)
         fault = None
         if not (clean and wanted):
             message = f"replica {replica.name!r} was removed from the pool: {error}"
             fault = Fault.of(PeerError(message))
-        replica.peer.post(Ended(fault))
-        replica.peer.finish()
+        replica.end(fault)
         reason = "" if clean and wanted else str(error)
         kind: Kind = "left" if clean else "failed"
         self._announce(kind, "replica", replica.name, reason)
         self._tell_pool()  # first: whose push ends by this sees the pool as it is
         self.watcher.dropped(replica, error, clean=clean)
+        self.succession.out(replica)
 
     def suspect(
         self, replica: Replica, rank: int, fault: Fault, what: str = ""
@@ -359,8 +365,8 @@ class Members:
             peer.post(message)
 
     def _form(self, replica: Replica) -> None:
-        handles = [replica.offers[rank] for rank in range(self.world_size)]
-        form = replica.form(handles, FORM_SECONDS)
+        offers = [replica.offers[rank] for rank in range(self.world_size)]
+        form = replica.form(offers, FORM_SECONDS)
         replica.peer.post(form)
         together = Together.of(replica.manifests)
         self.tell_trainers(replace(form, together=together))

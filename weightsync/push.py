@@ -9,29 +9,23 @@ with the same outcome for every trainer rank. Nothing here waits.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from weightsync.alike import to_digest
-from weightsync.announcing import AllPut
 from weightsync.checking import Checks
 from weightsync.counting import Held
 from weightsync.errors import ClosedError, PeerError, TimedOutError, WeightSyncError
 from weightsync.messages import (
-    Discard,
-    Expect,
     Fault,
     PushEnded,
     PushRequest,
-    Put,
     PutEnded,
-    Stop,
     Verified,
     Verify,
 )
 from weightsync.replays import Replay, Replays
-from weightsync.replica import Pushed, Replica
 from weightsync.rounds import Round, Transfer, failure
-from weightsync.stats import ReplicaReport
+from weightsync.transfers import Transfers
 from weightsync.watching import Watcher
 
 if TYPE_CHECKING:
@@ -40,11 +34,8 @@ if TYPE_CHECKING:
     from weightsync.agreement import Agreement
     from weightsync.elastic import Kept
     from weightsync.pool import After, Members
-    from weightsync.stats import PushReport, Status
-
-
-STOP_SECONDS: Final = 2.0
-"""How long all may take to give a transfer up; a slice of 4 MiB takes 0.3 ms."""
+    from weightsync.replica import Replica
+    from weightsync.stats import PushReport
 
 
 class Pushes(Watcher):
@@ -55,6 +46,7 @@ class Pushes(Watcher):
         self._after = after
         self._rounds: dict[int, Round] = {}
         self._checks = Checks(members)
+        self._transfers = Transfers(members, after, self._reported)
         self._replays = Replays(self, members, after, enabled=replay)
         members.watcher = self
 
@@ -106,17 +98,7 @@ class Pushes(Watcher):
     def put_ended(self, rank: int, ended: PutEnded) -> None:
         """A trainer rank puts no more to a replica."""
         for _, transfer in self.rounds_to(ended.link):
-            if transfer.sequence != ended.sequence or not transfer.moving:
-                continue
-            fault = transfer.fault_of(ended)
-            if fault is not None:
-                self._members.suspect(transfer.replica, rank, fault)
-                continue
-            transfer.ended[rank] = ended
-            if transfer.stopping is not None:
-                self._discard_if_stopped(transfer)
-            elif transfer.replica.engine != "shm":
-                self._announce_if_put(transfer)
+            self._transfers.put_ended(transfer, rank, ended)
 
     def kept(self, rank: int, message: Kept) -> None:
         """A trainer rank keeps what it pushed; with the last of them it is replayed."""
@@ -132,13 +114,13 @@ class Pushes(Watcher):
                 self._members.counting.delivered(held)
                 replica.epoch, replica.version = held
                 replica.behind = replica.reopening = False
-                self._report(round_, transfer, "delivered")
+                self._transfers.report(round_, transfer, "delivered")
 
     def discarded(self, replica: Replica, sequence: int) -> None:
         """A replica has forgotten a version: nobody there holds this number."""
         for round_, transfer in self.rounds_to(replica.link):
             if transfer.is_stopping(sequence):
-                self._fail(round_, transfer, transfer.stopping)
+                self._transfers.fail(round_, transfer, transfer.stopping)
 
     def formed(self, replica: Replica) -> Agreement | None:
         """Let all plan for a new replica at once, so that no push waits for that."""
@@ -152,7 +134,7 @@ class Pushes(Watcher):
     def ready(self, replica: Replica) -> None:
         """Let the transfer go that waits for a replica, if nothing else is missing."""
         for round_, transfer in self.rounds_to(replica.link):
-            self._advance(round_, transfer)
+            self._transfers.advance(round_, transfer)
 
     def dropped(self, replica: Replica, error: WeightSyncError, *, clean: bool) -> None:
         """A replica is gone: its transfers have failed, or are moot."""
@@ -160,9 +142,11 @@ class Pushes(Watcher):
             if transfer.report is not None:
                 continue
             if clean:
-                self._report(round_, transfer, "skipped", str(error), removed=True)
+                self._transfers.report(
+                    round_, transfer, "skipped", str(error), removed=True
+                )
             else:
-                self._fail(round_, transfer, error, removed=True)
+                self._transfers.fail(round_, transfer, error, removed=True)
 
     def failed(self, error: WeightSyncError) -> None:
         """A trainer rank is gone: no round can succeed."""
@@ -213,39 +197,7 @@ class Pushes(Watcher):
         if not isinstance(round_, Replay):
             self._replays.give_up(round_.transfers, f"for {round_.what}")
         for transfer in list(round_.transfers.values()):
-            self._advance(round_, transfer)
-
-    def _advance(self, round_: Round, transfer: Transfer) -> None:
-        """Let a transfer go once the plans are agreed and there is credit for it."""
-        replica, layout = transfer.replica, round_.layout
-        if not round_.begun or layout is None or not transfer.waiting:
-            return
-        busy = replica.credit is None and not replica.reopening
-        if busy and round_.terms.on_busy == "skip":
-            reason = "busy: the version before is not switched in yet"
-            self._report(round_, transfer, "skipped", reason)
-            return
-        agreement = self._members.agreement(replica, layout)
-        if agreement.complete and replica.credit is not None:
-            slot, replica.credit = replica.credit, None
-            self._move(round_, transfer, layout.digest, slot)
-
-    def _move(
-        self, round_: Round, transfer: Transfer, layout: bytes, slot: int
-    ) -> None:
-        replica = transfer.replica
-        replica.sequence += 1
-        transfer.sequence = replica.sequence
-        put = Put(
-            push=round_.push,
-            link=replica.link,
-            sequence=replica.sequence,
-            slot=slot,
-            version=round_.version,
-            layout=layout,
-        )
-        expect = Expect(put.sequence, put.version, layout, round_.epoch)
-        self._members.move(replica, expect, put)
+            self._transfers.advance(round_, transfer)
 
     def _expire(self, round_: Round) -> None:
         if round_.outcome is not None:
@@ -253,40 +205,11 @@ class Pushes(Watcher):
         seconds = min(request.timeout for request in round_.requests.values())
         if round_.begun:
             for transfer in list(round_.transfers.values()):
-                self._expire_transfer(round_, transfer, seconds)
+                self._transfers.expire(round_, transfer, seconds)
             return
         awaited = round_.awaited(self._members.world_size)
         message = f"{round_.what} timed out after {seconds} s: {awaited}"
         self._end(round_, error=TimedOutError(message))
-
-    def _expire_transfer(
-        self, round_: Round, transfer: Transfer, seconds: float
-    ) -> None:
-        if transfer.report is not None:
-            return
-        if transfer.sequence is None:
-            self._expire_waiting(round_, transfer, seconds)
-        elif len(transfer.ended) == self._members.world_size:
-            reason = f"timed out: it did not confirm the version within {seconds} s"
-            self._members.drop(transfer.replica, TimedOutError(reason))
-        else:
-            reason = f"timed out: not all was put in {seconds} s"
-            self._stop(round_, transfer, TimedOutError(reason))
-
-    def _expire_waiting(
-        self, round_: Round, transfer: Transfer, seconds: float
-    ) -> None:
-        """A replica that is busy stays in the pool; one that does not answer goes."""
-        replica, layout = transfer.replica, round_.layout
-        agreement = None if layout is None else replica.layouts.get(layout.digest)
-        if agreement is None or agreement.complete:
-            reason = f"timed out: it opened no slot within {seconds} s (busy or stuck)"
-        else:
-            reason = f"timed out: no plan from {agreement.awaited} within {seconds} s"
-        if agreement is not None and agreement.replica_is_missing:
-            self._members.drop(replica, TimedOutError(reason))
-        else:
-            self._fail(round_, transfer, TimedOutError(reason))
 
     def give_up(self, round_: Round, error: WeightSyncError) -> None:
         """Let a round fail as soon as it can end."""
@@ -295,65 +218,15 @@ class Pushes(Watcher):
             self._end(round_, error=error)
             return
         for transfer in list(round_.transfers.values()):
-            if transfer.report is not None:
-                continue
-            if transfer.sequence is None:
-                self._fail(round_, transfer, error)
-            else:
-                self._stop(round_, transfer, error)
+            self._transfers.give_up(round_, transfer, error)
 
-    def _stop(self, round_: Round, transfer: Transfer, error: WeightSyncError) -> None:
-        if transfer.stopping is not None or transfer.sequence is None:
-            return
-        transfer.stopping = error
-        self._members.tell_trainers(Stop(transfer.replica.link, transfer.sequence))
+    # Ending
 
-        def expire() -> None:
-            if transfer.report is None:
-                why = f"{error}; giving it up took longer than {STOP_SECONDS} s"
-                self._members.drop(transfer.replica, type(error)(why))
-
-        round_.timers.append(self._after(STOP_SECONDS, expire))
-        self._discard_if_stopped(transfer)
-
-    def _announce_if_put(self, transfer: Transfer) -> None:
-        if transfer.has_signals(self._members.world_size):
-            transfer.replica.peer.post(AllPut(transfer.number, transfer.signals))
-
-    def _discard_if_stopped(self, transfer: Transfer) -> None:
-        if transfer.has_signals(self._members.world_size):
-            transfer.replica.peer.post(Discard(transfer.number, transfer.signals))
-
-    # Reporting
-
-    def _fail(
-        self,
-        round_: Round,
-        transfer: Transfer,
-        error: WeightSyncError | None,
-        *,
-        removed: bool = False,
-    ) -> None:
-        transfer.error = error
-        self._report(round_, transfer, "failed", str(error), removed=removed)
-
-    def _report(
-        self,
-        round_: Round,
-        transfer: Transfer,
-        status: Status,
-        reason: str = "",
-        *,
-        removed: bool = False,
-    ) -> None:
-        seconds = time.monotonic() - round_.started
-        transfer.report = ReplicaReport(status, reason, removed, seconds)
-        if not isinstance(round_, Replay) or status == "delivered":
-            ended = Pushed(round_.version, status, reason, time.monotonic())
-            transfer.replica.pushed = ended
+    def _reported(self, round_: Round) -> None:
+        """A transfer was reported: with the last of them the round ends."""
         if round_.outcome is not None or round_.waits:
             return
-        report = round_.report(seconds)
+        report = round_.report(time.monotonic() - round_.started)
         self._end(round_, report=report, error=round_.fault or failure(round_, report))
 
     def _end(

@@ -13,7 +13,7 @@ from weightsync.locate import dtensor_type, located, spec_of
 from weightsync.pieces import pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightsync.names import Rule
     from weightsync.pieces import Piece
@@ -27,11 +27,12 @@ class Recapture:
 
     Whether it is true is decided by everything a manifest depends on: names, rules, the
     placements of DTensors, and of each local tensor dtype, device, sizes, strides and
-    what it shares memory with.
+    what it shares memory with. ``check`` raises for pieces that may not be captured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[Sequence[Piece]], None] | None = None) -> None:
         self._known: _Known | None = None
+        self._check: Final = check
 
     def again(
         self,
@@ -60,6 +61,8 @@ class Recapture:
         self._known = None
         chosen = kept(state_dict, ignore)
         pieces = pieces_of(located(chosen), names)
+        if self._check is not None:
+            self._check(pieces)
         result = captured(pieces)
         # Where capture had to copy it has to do so again.
         copied = any(

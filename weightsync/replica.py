@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from weightsync.messages import FormLink
+from weightsync.messages import Ended, Fault, FormLink
 from weightsync.remembered import Remembered
 from weightsync.silence import Heard
 
@@ -30,6 +30,14 @@ class Pushed(NamedTuple):
     status: Status
     reason: str
     ended: float
+    epoch: int
+
+
+class Offer(NamedTuple):
+    """A trainer rank's end of a link, and how many allocations it registers beside."""
+
+    handle: str
+    sources: int
 
 
 class Replica:
@@ -59,7 +67,7 @@ class Replica:
         self.manifests: Final = held.together.manifests
         self.peer: Final = peer
         self.heard: Final = Heard(peer)
-        self.offers: dict[int, str] = {}
+        self.offers: dict[int, Offer] = {}
         self.ready: set[int | None] = set()
         self.waiting = False
         self.active = False
@@ -81,17 +89,24 @@ class Replica:
         self.layouts: Remembered[bytes, Agreement] = Remembered()
         self.timer: CancelScope | None = None
 
-    def form(self, trainers: Sequence[str], seconds: float) -> FormLink:
-        """Return what forms the link with trainer ranks of these handles."""
+    def form(self, trainers: Sequence[Offer], seconds: float) -> FormLink:
+        """Return what forms the link with trainer ranks that offer this."""
         return FormLink(
             link=self.link,
             uuid=secrets.randbits(62),
-            handles=(*trainers, *self.handles),
+            handles=(*[offer.handle for offer in trainers], *self.handles),
             trainers=len(trainers),
             seconds=seconds,
             mode=self.mode,
             segments=self.segments,
+            sources=max([offer.sources for offer in trainers]),
         )
+
+    def end(self, fault: Fault | None) -> None:
+        """Tell it that it is out of the pool, for this reason if it did not leave."""
+        self.gone = True
+        self.peer.post(Ended(fault))
+        self.peer.finish()
 
     def is_formed(self) -> None:
         """The link is formed, or never will be: forget what that took."""

@@ -9,7 +9,7 @@ from weightsync.membership import LastPush, Membership, ReplicaMember, TrainerMe
 if TYPE_CHECKING:
     from weightsync.membership import State
     from weightsync.pool import Members
-    from weightsync.replica import Replica
+    from weightsync.replica import Pushed, Replica
 
 
 def membership(members: Members, version: int, now: float) -> Membership:
@@ -50,15 +50,18 @@ def _replica(replica: Replica, now: float) -> ReplicaMember:
         mode=replica.mode,
         state=_state(replica),
         version=replica.version,
-        push=None
-        if push is None
-        else LastPush(push.version, push.status, push.reason, now - push.ended),
+        push=None if push is None else _push(push, now),
         lease=sign.lease,
         silent=sign.silent,
         age=now - replica.since,
         epoch=replica.epoch,
         silent_rank=sign.rank,
     )
+
+
+def _push(push: Pushed, now: float) -> LastPush:
+    ago = now - push.ended
+    return LastPush(push.version, push.status, push.reason, ago, push.epoch)
 
 
 def _state(replica: Replica) -> State:

@@ -25,7 +25,8 @@ class SegmentedWindow(Window):
 
     Args:
         group: as of ``Window``.
-        memory: of this rank, for each segment; all ranks give as many.
+        memory: of this rank, for each segment, and what is put straight from; all
+            ranks give as many.
         segments: those of each rank that is put to, and of this one if it copies into
             more than the first. Offsets count through all segments of a rank.
     """

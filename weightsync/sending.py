@@ -33,20 +33,22 @@ class Parcel:
 
     ``peer`` is its rank in the process group. The header comes last: in ``runs`` it is
     the tensor after all that are pushed, or, in the last of ``casts``, tensor 1. Where
-    sources have to be copied first there is nothing but ``packed``.
+    sources have to be copied first there is nothing but ``packed``. Where some are put
+    as they lie, ``copied`` is for the same sources in other memory.
     """
 
     peer: int
     runs: Tensor | None
     casts: tuple[Batch, ...]
     packed: tuple[Packed, ...] = ()
+    copied: tuple[Packed, ...] = ()
 
     @property
     def tables(self) -> list[Tensor]:
         """All tables of runs."""
         runs = [] if self.runs is None else [self.runs]
         runs += [batch.runs for batch in self.casts]
-        return runs + [packed.runs for packed in self.packed]
+        return runs + [packed.runs for packed in (*self.packed, *self.copied)]
 
 
 class Addressed(NamedTuple):

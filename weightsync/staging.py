@@ -2,7 +2,9 @@
 
 The staging memory of a trainer rank is one allocation in chunks, registered by each of
 its links. A transfer takes two chunks, packs into one while the other is put, and reads
-no tensor of the caller once it is over, whatever became of its puts.
+no tensor of the caller once it is over, whatever became of its puts. Where the caller's
+memory is registered too (``straight.py``), most of a transfer is put out of that, and
+what an abort has left behind may still read it: see ``Staging.take``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from weightsync.lane import Lane
     from weightsync.operation import Operation
     from weightsync.packing import Packed
-    from weightsync.sending import Addressed, Put
+    from weightsync.sending import Addressed, Parcel, Put
     from weightsync.window import Window
 
 _LOOK_SECONDS: Final = 0.1
@@ -145,7 +147,11 @@ class StagedSending(Sending):
         The host waits until a chunk is free, and not the stream: what it packs for a
         put that never ends would read the caller's tensors when ``run`` has returned.
         """
-        batches = [(one, packed) for one in parcels for packed in one.parcel.packed]
+        batches = [
+            (one, packed)
+            for one in parcels
+            for packed in _batches_of(one.parcel, tensors)
+        ]
         puts: list[list[Put]] = [[] for _ in chunks]
         for number, (one, packed) in enumerate(batches if chunks else ()):
             index = number % len(chunks)
@@ -163,7 +169,8 @@ class StagedSending(Sending):
     ) -> list[Put]:
         if not self._packed(tensors, one, packed, chunk):
             return []
-        return self._start(one.rank, one.parcel.peer, [chunk.memory], packed.runs)
+        sources = [chunk.memory, *[tensors[index] for index in packed.sources]]
+        return self._start(one.rank, one.parcel.peer, sources, packed.runs)
 
     async def _over(self, puts: list[Put]) -> None:
         while puts:
@@ -180,7 +187,8 @@ class StagedSending(Sending):
         runs = packed.copies.clone()
         runs[:, 2] += chunk.start
         try:
-            self._window.copy_in_order(tensors, runs)
+            if len(runs):
+                self._window.copy_in_order(tensors, runs)
         except (WeightSyncError, RuntimeError) as error:
             self._fail(as_ours(error))
             return False
@@ -201,3 +209,9 @@ class StagedSending(Sending):
 
     def _abort(self, operation: Operation) -> None:
         """Leave it: it has begun."""
+
+
+def _batches_of(parcel: Parcel, tensors: Sequence[Tensor]) -> tuple[Packed, ...]:
+    """What is put of these tensors; what is kept for a replay lies on the host."""
+    on_host = parcel.copied and not all(tensor.is_cuda for tensor in tensors)
+    return parcel.copied if on_host else parcel.packed

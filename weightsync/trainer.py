@@ -89,7 +89,7 @@ class TrainerRank:
         self._push: Push | None = None
         self._putting: set[tuple[TrainerLink, Push]] = set()
         self._keeper = Keeper(enabled=replay, ordered=engines.ordered)
-        self._capture = Recapture()
+        self._capture = Recapture(engines.check_pieces)
         self._sent: Remembered[bytes, None] = Remembered()
         self._layouts: Remembered[bytes, Layout] = Remembered()
         self._links = Links(rank, peer, engines, self._layouts)
@@ -164,9 +164,10 @@ class TrainerRank:
     ) -> Captured | Fault:
         """Capture, or what is wrong: the other ranks must hear of it, and not wait."""
         try:
-            entries = named(
-                state_dict
-            )  # here and once: pairs may come from a generator
+            if isinstance(options.after, WeightSyncError):  # the device has failed
+                raise options.after
+            # Here and once: pairs may come from a generator.
+            entries = named(state_dict)
             chosen = entries, options.ignore, options.names
             captured = self._capture.again(*chosen)
             if captured is None:

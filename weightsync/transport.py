@@ -17,7 +17,7 @@ from weightsync.lease import Lease
 from weightsync.messages import Terms
 from weightsync.pushing import PushOptions
 from weightsync.rejoining import GeneratorSession
-from weightsync.session import TrainerSession, check_timeout
+from weightsync.session import TrainerSession
 from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
@@ -63,13 +63,23 @@ class Trainer(Transport[TrainerSession]):
             NCCL; by default as much as docs/gpu.md says. A replica that needs more is
             not let in: then ``wait_for_replicas``, and ``push`` where there is no other
             replica, raise a PlanError that says how much would do.
+        staging: ``"copy"`` puts copies of the tensors over NCCL, out of staging memory.
+            ``"none"`` puts them out of ``memory`` itself, but for rows that only lie
+            together in a replica; whatever is pushed has to be there, and contiguous.
+            Over shared memory nothing is staged in any case.
+        memory: for ``staging="none"`` what will be pushed, or anything in the same
+            allocations: a state dict, as for ``push``, of tensors that were made in
+            ``with weightsync.nccl_memory():``. These allocations are registered whole
+            by every link, and kept while the trainer is there.
 
     Trainers may be restarted at the same address while generators stay. Those before
     them that are still there, as with a file store, then raise FencedError.
 
-    Raises PlanError for an ``admit`` that is neither; on entering PlanError for a rank,
-    world size, epoch, ``replay`` or ``admit`` that does not fit rank 0, PeerError for
-    an address that is taken, TimedOutError when rank 0 does not come.
+    Raises PlanError for an ``admit`` or ``staging`` that is neither, and for ``memory``
+    that NCCL does not know, by name; UnsupportedError for an engine that cannot be
+    used, or not without staging; on entering PlanError for a rank, world size, epoch,
+    ``replay`` or ``admit`` that does not fit rank 0, PeerError for an address that is
+    taken, TimedOutError when rank 0 does not come.
     """
 
     def __init__(  # noqa: PLR0913 -- one option each, all by keyword.
@@ -86,11 +96,12 @@ class Trainer(Transport[TrainerSession]):
         admit: Admit = "all",
         engine: Literal["shm", "nccl", "torch-nccl2"] | None = None,
         staging_bytes: int | None = None,
+        staging: Literal["copy", "none"] = "copy",
+        memory: Mapping[str, object] | Iterable[tuple[str, object]] | None = None,
     ) -> None:
         place = address, rank, world_size, job, timeout, lease
         chosen = epoch, replay, admit, engine, staging_bytes
-        super().__init__(trainer_core(*place, *chosen))
-        self._timeout = timeout
+        super().__init__(trainer_core(*place, *chosen, staging, memory), timeout)
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -105,7 +116,7 @@ class Trainer(Transport[TrainerSession]):
         Raises TimedOutError saying how many joined, which, and who is not in yet.
         """
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         return await self._core.runtime.acall(
             session.rank.wait_for_replicas, count, seconds
         )
@@ -116,7 +127,7 @@ class Trainer(Transport[TrainerSession]):
         Raises TimedOutError, PeerError where the trainers failed.
         """
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         return await self._core.runtime.acall(session.rank.following.ask, seconds)
 
     async def propose(
@@ -136,7 +147,7 @@ class Trainer(Transport[TrainerSession]):
         """
         names = None if replicas is None else check_names(replicas)
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         following = session.rank.following
         return await self._core.runtime.acall(following.propose, names, seconds)
 
@@ -171,8 +182,10 @@ class Trainer(Transport[TrainerSession]):
 
         Each rank passes what it holds: whole tensors (ranks that hold the same split
         the work), shards (``DTensor``, ``Shard``), or its own names. The tensors must
-        stay unchanged until this returns, and may change at once after. When it
-        returns, every rank of a ``delivered`` replica holds the whole version;
+        stay unchanged until this returns, and may change at once after, however it
+        ends: a put that NCCL does not end may still read them, with
+        ``staging="none"``, but what it reads goes to a replica that was removed. When
+        this returns, every rank of a ``delivered`` replica holds the whole version;
         ``receive`` switches it in.
 
         Args:
@@ -207,7 +220,7 @@ class Trainer(Transport[TrainerSession]):
         """
         session = self._core.session
         terms = Terms(version, partial, on_busy, require, cast, check_replicas)
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         after = session.rank.engines.mark()
         options = PushOptions(terms, seconds, ignore, names, after)
         return await self._core.runtime.acall(session.rank.push, state_dict, options)
@@ -284,8 +297,7 @@ class Generator(Transport[GeneratorSession]):
             engine,
             segment_bytes,
         )
-        super().__init__(core)
-        self._timeout = timeout
+        super().__init__(core, timeout)
 
     @property
     def replica(self) -> str:
@@ -324,7 +336,7 @@ class Generator(Transport[GeneratorSession]):
         is there twice.
         """
         session = self._core.session
-        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        seconds = self._seconds(timeout)
         session.note()
         return await self._core.runtime.acall(session.receive, seconds)
 

@@ -162,6 +162,12 @@ WEIGHTSYNC_EMULATOR_EXPORT int physical_device(int device);
 // after a fault of a kernel on hardware. The first one stays.
 WEIGHTSYNC_EMULATOR_EXPORT void poison(int device, int cuda_error, std::string message);
 
+// Says of a call of a function of CUDA or NCCL, before it does anything, with which
+// code it fails; 0 if it goes on. One at a time; an empty one lets all go on.
+using CallFilter = std::function<int(const char* function)>;
+WEIGHTSYNC_EMULATOR_EXPORT void set_call_filter(CallFilter filter);
+WEIGHTSYNC_EMULATOR_EXPORT int filtered_code(const char* function);
+
 // Counts one call of a function of CUDA or NCCL; and all of them as lines of a name, a
 // space and a number.
 WEIGHTSYNC_EMULATOR_EXPORT void count_call(const char* function);

@@ -39,6 +39,8 @@ constexpr std::string_view kVersions[] = {"2.29.7", "2.30.7", "2.31.2", "2.32.3"
 constexpr int kLastNcclCode = 8;
 // cudaErrorMemoryAllocation, all that an allocation can fail with.
 constexpr int kMemoryCode = 2;
+// cudaErrorUnknown, the highest that CUDA has.
+constexpr int kLastCudaCode = 999;
 constexpr double kLongestDelay = 1e6;
 
 std::string_view trimmed(std::string_view text) {
@@ -89,8 +91,24 @@ std::string names_of_operations() {
   return names + "or *";
 }
 
+// Whether this looks like the name of a function of CUDA or NCCL.
+bool is_function(std::string_view text) {
+  for (std::string_view prefix : {"nccl", "cuda", "cu"}) {
+    const std::string_view rest = text.substr(std::min(prefix.size(), text.size()));
+    if (text.substr(0, prefix.size()) == prefix && !rest.empty() &&
+        rest.front() >= 'A' && rest.front() <= 'Z') {
+      return true;
+    }
+  }
+  return false;
+}
+
 Status read_operation(std::string_view text, FaultRule& rule) {
   if (text == "*" || text == "any") return {};
+  if (is_function(text)) {
+    rule.function = std::string(text);
+    return {};
+  }
   for (const Known& each : kOperations) {
     if (text != each.name) continue;
     rule.operation = each.operation;
@@ -173,17 +191,24 @@ Status read_delay(std::string_view text, Action& action) {
   return {};
 }
 
+bool is_of_nccl(const FaultRule& rule) {
+  return rule.function.empty() || rule.function.front() == 'n';
+}
+
 Status read_code(std::string_view text, const FaultRule& rule, Action& action) {
-  if (!rule.operation) {
+  if (!rule.operation && rule.function.empty()) {
     return {Code::kInvalid,
             "fail needs one operation: the codes of CUDA and of NCCL differ"};
   }
   const auto code = number<int>(text);
-  if (library_of(*rule.operation) == Library::kCuda && code != kMemoryCode) {
+  if (rule.operation && library_of(*rule.operation) == Library::kCuda &&
+      code != kMemoryCode) {
     return wrong("fail", text, "2, cudaErrorMemoryAllocation");
   }
-  if (!code || *code < 1 || *code > kLastNcclCode) {
-    return wrong("fail", text, "an ncclResult_t from 1 to 8");
+  const bool nccl = is_of_nccl(rule);
+  if (!code || *code < 1 || *code > (nccl ? kLastNcclCode : kLastCudaCode)) {
+    return wrong("fail", text,
+                 nccl ? "an ncclResult_t from 1 to 8" : "a cudaError from 1 to 999");
   }
   action.kind = Action::Kind::kFail;
   action.code = *code;
@@ -217,9 +242,14 @@ Status read_action(std::string_view text, FaultRule& rule) {
   if (value && name == "delay") return read_delay(*value, rule.action);
   if (value && name == "fail") return read_code(*value, rule, rule.action);
   if (value && name == "error") return read_error(*value, rule, rule.action);
-  if (!value && (name == "stall" || name == "kill")) {
-    rule.action.kind = name == "kill" ? Action::Kind::kKill : Action::Kind::kStall;
+  if (!value && name == "kill") {
+    rule.action.kind = Action::Kind::kKill;
     return {};
+  }
+  if (!value && name == "stall") {
+    rule.action.kind = Action::Kind::kStall;
+    if (rule.function.empty()) return {};
+    return {Code::kInvalid, "stall needs an operation: a function returns"};
   }
   if (!value && name == "trace") {
     rule.action.kind = Action::Kind::kTrace;

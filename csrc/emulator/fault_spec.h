@@ -13,7 +13,9 @@
 // For example: put@rank=1,n=3:kill; all_reduce@n=2:fail=6; *@p=0.1,seed=7:delay=0.05
 //
 // An operation is a name of the list below, or "*" (also "any"): those of NCCL, and
-// malloc, which is every allocation of device memory. Without a matcher every
+// malloc, which is every allocation of device memory. A function of CUDA or NCCL by its
+// own name, such as cudaMemcpyAsync, is one too, which "*" leaves out; its code is what
+// the function returns, and it neither stalls nor blocks. Without a matcher every
 // occurrence matches, of every rank; n is one occurrence, counted from 1; from is that
 // one and all later ones. A code is an ncclResult_t, and 2 for malloc. An error is one
 // that shows behind the call: the operation never ends, and its communicator fails.
@@ -97,6 +99,8 @@ struct Action {
 
 // One entry that matches occurrences of operations.
 struct FaultRule {
+  // Not empty: the calls of this function, and no operation.
+  std::string function;
   // Nothing: any operation, any rank.
   std::optional<OperationKind> operation;
   std::optional<int> rank;

@@ -87,6 +87,14 @@ TEST(FaultSpec, ReadsWhatIsTracedAndWhatIsSetApart) {
   EXPECT_EQ("2.29.7", spec.nccl);
 }
 
+TEST(FaultSpec, AFunctionByItsNameIsNoOperation) {
+  const FaultRule rule = parsed("cudaMemcpyAsync@n=3:fail=719").rules.front();
+
+  EXPECT_EQ("cudaMemcpyAsync", rule.function);
+  EXPECT_FALSE(rule.operation);
+  EXPECT_EQ(719, rule.action.code);
+}
+
 TEST(FaultSpec, NothingIsNoFault) {
   const FaultSpec spec = parsed(" \n;# only words\n");
 
@@ -176,6 +184,15 @@ TEST(FaultSpec, RefusesWithTheEntryAndWhatMayBeThere) {
       {"malloc:fail=700",
        "the fault 'malloc:fail=700': fail is '700', but must be 2, "
        "cudaErrorMemoryAllocation"},
+      {"cuMemMap:fail=1000",
+       "the fault 'cuMemMap:fail=1000': fail is '1000', but must be a cudaError from 1 "
+       "to 999"},
+      {"ncclGroupEnd:fail=9",
+       "the fault 'ncclGroupEnd:fail=9': fail is '9', but must be an ncclResult_t from "
+       "1 to 8"},
+      {"cudaMemcpyAsync:stall",
+       "the fault 'cudaMemcpyAsync:stall': stall needs an operation: a function "
+       "returns"},
       {"*:fail=1",
        "the fault '*:fail=1': fail needs one operation: the codes of CUDA and of NCCL "
        "differ"},

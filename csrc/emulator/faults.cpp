@@ -45,29 +45,50 @@ void tell(const Action& action, const char* what) {
                static_cast<int>(::getpid()), what, action.entry.c_str());
 }
 
+// What becomes of it; what is traced is told.
+Action decided(const FaultRule& rule, std::string_view name, std::uint64_t count) {
+  if (rule.action.kind != Action::Kind::kTrace) return rule.action;
+  std::fprintf(stderr, "weightsync emulator: process %d calls %s, occurrence %llu\n",
+               static_cast<int>(::getpid()), std::string(name).c_str(),
+               static_cast<unsigned long long>(count));
+  return {};
+}
+
 }  // namespace
 
 Action Faults::next(OperationKind operation, int rank) {
-  if (spec_.rules.empty()) return {};
-  std::uint64_t count = 0;
-  std::uint64_t any_count = 0;
-  {
-    const shm::MutexLock lock(mu_);
-    count = ++counts_[{operation, rank}];
-    any_count = ++any_counts_[rank];
-  }
-  for (std::size_t index = 0; index < spec_.rules.size(); ++index) {
-    const FaultRule& rule = spec_.rules[index];
+  const shm::MutexLock lock(mu_);
+  if (rules_.empty()) return {};
+  const std::uint64_t count = ++counts_[{operation, rank}];
+  const std::uint64_t any_count = ++any_counts_[rank];
+  for (std::size_t index = 0; index < rules_.size(); ++index) {
+    const FaultRule& rule = rules_[index];
+    if (!rule.function.empty()) continue;
     if (rule.operation && *rule.operation != operation) continue;
     if (!matches(rule, index, rank, rule.operation ? count : any_count)) continue;
-    if (rule.action.kind != Action::Kind::kTrace) return rule.action;
-    const std::string name(name_of(operation));
-    std::fprintf(stderr, "weightsync emulator: process %d calls %s, occurrence %llu\n",
-                 static_cast<int>(::getpid()), name.c_str(),
-                 static_cast<unsigned long long>(count));
-    return {};
+    return decided(rule, name_of(operation), count);
   }
   return {};
+}
+
+Action Faults::next_call(std::string_view function, int rank) {
+  const shm::MutexLock lock(mu_);
+  if (rules_.empty()) return {};
+  const std::uint64_t count = ++call_counts_[std::string(function)];
+  for (std::size_t index = 0; index < rules_.size(); ++index) {
+    const FaultRule& rule = rules_[index];
+    if (rule.function != function || !matches(rule, index, rank, count)) continue;
+    return decided(rule, function, count);
+  }
+  return {};
+}
+
+void Faults::inject(std::vector<FaultRule> rules) {
+  const shm::MutexLock lock(mu_);
+  rules_ = std::move(rules);
+  counts_.clear();
+  any_counts_.clear();
+  call_counts_.clear();
 }
 
 shm::Result<FaultSpec> faults_of_environment() {
@@ -120,6 +141,13 @@ bool carry_out(const Action& action, const std::function<bool()>& given_up) {
   }
   while (!given_up || !given_up()) std::this_thread::sleep_for(kGlance);
   return false;
+}
+
+int code_of_call(Faults& faults, const char* function) {
+  const Action fault = faults.next_call(function, faults.process_rank());
+  if (const int code = failed(fault); code != 0) return code;
+  (void)carry_out(fault);
+  return 0;
 }
 
 bool allows(Faults& faults, std::size_t used, std::size_t nbytes) {

@@ -18,7 +18,10 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "emulator/fault_spec.h"
 #include "shm/annotations.h"
@@ -31,10 +34,11 @@ class Faults {
   Faults() = default;
   // `process_rank` is the rank of the whole process (the environment's RANK), if known.
   explicit Faults(FaultSpec spec, std::optional<int> process_rank = std::nullopt)
-      : spec_(std::move(spec)), process_rank_(process_rank) {}
+      : spec_(std::move(spec)), process_rank_(process_rank), rules_(spec_.rules) {}
   Faults(const Faults&) = delete;
   Faults& operator=(const Faults&) = delete;
 
+  // As it was given: what inject() changes is not here.
   const FaultSpec& spec() const { return spec_; }
 
   // The rank that faults go by. It is the process's, so that a fault follows its
@@ -52,6 +56,11 @@ class Faults {
   // decides; entries behind it count the occurrence all the same. Nothing decided about
   // one rank depends on another one or on the order of threads.
   Action next(OperationKind operation, int rank) WEIGHTSYNC_EXCLUDES(mu_);
+  // The same for one call of a function of CUDA or NCCL by its name.
+  Action next_call(std::string_view function, int rank) WEIGHTSYNC_EXCLUDES(mu_);
+
+  // These entries and no others from now on; occurrences are counted from now on.
+  void inject(std::vector<FaultRule> rules) WEIGHTSYNC_EXCLUDES(mu_);
 
  private:
   // Constant after construction.
@@ -63,6 +72,9 @@ class Faults {
   std::map<std::pair<OperationKind, int>, std::uint64_t> counts_
       WEIGHTSYNC_GUARDED_BY(mu_);
   std::map<int, std::uint64_t> any_counts_ WEIGHTSYNC_GUARDED_BY(mu_);
+  std::map<std::string, std::uint64_t, std::less<>> call_counts_
+      WEIGHTSYNC_GUARDED_BY(mu_);
+  std::vector<FaultRule> rules_ WEIGHTSYNC_GUARDED_BY(mu_);
 };
 
 // The specification and the rank of this process, from WEIGHTSYNC_EMULATOR_FAULTS and
@@ -77,6 +89,10 @@ int failed(const Action& action);
 // A stall, a block and an error last until `given_up` answers true (never, without
 // one), and then the operation must not execute. What does not stall returns true.
 bool carry_out(const Action& action, const std::function<bool()>& given_up = nullptr);
+
+// One call of a function by its name: the code with which it fails at once; 0 if it
+// goes on.
+int code_of_call(Faults& faults, const char* function);
 
 // Whether an allocation of device memory may go on, on a device of which `used` bytes
 // are taken; one occurrence of malloc.

@@ -66,6 +66,26 @@ TEST(Faults, AnyOperationCountsAllOfThem) {
   EXPECT_EQ(Hits{1}, hits(faults, OperationKind::kWait, 0, 3));
 }
 
+TEST(Faults, AFunctionIsCountedByItsNameAndIsNoneOfAnyOperation) {
+  Faults faults(spec("cudaMemcpyAsync@n=2:fail=719; *@n=1:stall"));
+  const Action first = faults.next_call("cudaMemcpyAsync", 0);
+  const Action other = faults.next_call("cudaMemsetAsync", 0);
+  const Action second = faults.next_call("cudaMemcpyAsync", 0);
+
+  EXPECT_FALSE(first);
+  EXPECT_FALSE(other);
+  EXPECT_EQ(719, second.code);
+  EXPECT_EQ(Hits{1}, hits(faults, OperationKind::kPut, 0, 2));
+}
+
+TEST(Faults, WhatIsInjectedReplacesTheOthersAndCountsAnew) {
+  Faults faults(spec("put@from=2:stall"));
+  faults.next(OperationKind::kPut, 0);
+  faults.inject(spec("put@n=2:kill").rules);
+
+  EXPECT_EQ(Hits{2}, hits(faults, OperationKind::kPut, 0, 3));
+}
+
 TEST(Faults, WhatIsTracedGoesOn) {
   Faults faults(spec("put@n=2:stall; *:trace"));
 

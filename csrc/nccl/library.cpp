@@ -92,7 +92,8 @@ Result<std::shared_ptr<const Library>> Library::of(void* handle,
   found->error_string_.find(handle);
   found->last_error_.find(handle);
   if (found->ncclGetVersion(&found->version_) != ncclSuccess) {
-    return Status{Code::kUnsupported, found->path_ + ": does not say which NCCL it is"};
+    return Status{Code::kUnsupported,
+                  found->path_ + ": ncclGetVersion does not say which NCCL it is"};
   }
   if (found->version_ < kOldest || found->version_ >= kBeyond) {
     return Status{Code::kUnsupported,

@@ -17,11 +17,11 @@ import time
 from itertools import cycle
 from typing import TYPE_CHECKING, Protocol
 
+from weightsync import MembershipEvent
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.process import BaseProcess
-
-    from weightsync import MembershipEvent
 
 LEASE = 3.0  # seconds without a sign of life: short, so that one sees what follows
 FROZEN = 2 * LEASE
@@ -29,7 +29,7 @@ PAUSES = (0.5, 2.0)  # seconds between two strikes, where enough generators are 
 
 
 class Child(Protocol):
-    """What is known of a process: see rl_loop.py."""
+    """What is known of a process: see processes.py."""
 
     name: str
     process: BaseProcess
@@ -55,9 +55,17 @@ class Chaos:
         self._struck: set[str] = set()
         self._frozen: dict[str, float] = {}  # until when
         self._next = 0.0
+        self._learning = False
 
-    def heard(self, event: MembershipEvent) -> None:
-        """The trainers know of somebody who joined, left or failed."""
+    def heard(self, report: object) -> None:
+        """The trainers say who joined, left or failed; whatever else is of learning."""
+        if isinstance(report, MembershipEvent):
+            print("members:", report, flush=True)
+            self._note(report)
+        else:
+            self._learning = True
+
+    def _note(self, event: MembershipEvent) -> None:
         if event.role != "replica":
             return
         if event.kind == "joined":
@@ -67,13 +75,13 @@ class Chaos:
             self._members.discard(event.name)
 
     def act(self) -> None:
-        """Let frozen ones go on, and strike if it is time and two are well."""
+        """Let frozen ones go on; strike if it learns, it is time and two are well."""
         now = time.monotonic()
         for name, until in list(self._frozen.items()):
             if now >= until:
                 del self._frozen[name]
                 self._signal(name, signal.SIGCONT)
-        if len(self._well()) < 2:
+        if not self._learning or len(self._well()) < 2:
             self._next = now + self._random.uniform(*PAUSES)
         elif now >= self._next:
             next(self._kinds)()

@@ -18,51 +18,40 @@ Nobody waits for a round to end: a generator samples with the version it has unt
 the next one is whole. So samples are a few versions old when they are trained on.
 The importance ratio of GRPO corrects for that; samples too old are dropped.
 
-The parts, from top to bottom of this file:
+All that concerns weightsync is in this file, from top to bottom:
 
-    options
-    task        prompts, and the verifier that rewards answers
-    model       a Qwen3 of two layers, built from a config
     generators  sample without pause; new weights arrive meanwhile
     trainers    GRPO on those samples; each step ends in a push of a new version
-    display     live figures, and the closing table
     main        starts the processes, watches them, judges the run
+
+Beside it: options.py, task.py (prompts, rewards, the model, the queue of samples),
+figures.py (the live display and the closing table), processes.py (their starts and
+ends).
 """
 
 from __future__ import annotations
 
-import argparse
-import fcntl
 import json
-import multiprocessing
-import signal
-import socket
 import sys
-import termios
 import threading
-import time
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import Empty, Full
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
-import msgspec
 import torch
 import torch.distributed as dist
-from chaos import LEASE, Chaos
+from chaos import Chaos
+from figures import StepReport, SwitchReport, Tally, closing_table, display
 from fused_qwen3 import fuse
+from options import Options, parse_options
+from processes import PATIENCE, Child, Job, RunError, follow, free_addresses, start
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from task import Batch, Samples, build_model, make_prompts, verify
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import pad
 from torch.nn.utils import clip_grad_norm_
 
 import weightsync
@@ -71,6 +60,7 @@ import weightsync.names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from torch import Tensor
     from torch.nn import Module
@@ -79,195 +69,8 @@ if TYPE_CHECKING:
     from weightsync import MembershipEvent
     from weightsync.names import Rule
 
-SPAWN = multiprocessing.get_context("spawn")
-PATIENCE = 60.0  # seconds that any process waits for another
-
-# ---------------------------------------------------------------------------------
-# Options
-
-
-def option(default: Any, meaning: str, **settings: Any) -> Any:
-    """A field of Options, and what `--help` says about it."""
-    return field(default=default, metadata={"help": meaning, **settings})
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line: one field, one option."""
-
-    steps: int = option(250, "training steps; each ends in a push of a new version")
-    trainers: int = option(1, "trainer processes; gradients are averaged over them")
-    generators: int = option(2, "generator processes, each a replica of the model")
-    fsdp: bool = option(
-        False, "shard the model over the trainers, two at least", action="store_true"
-    )
-    fused: bool = option(
-        False, "fuse projections in the generators' model", action="store_true"
-    )
-    chaos: bool = option(
-        False, "kill, freeze and add generators while it learns", action="store_true"
-    )
-    digits: int = option(4, "digits to sort")
-    prompts: int = option(16, "different prompts in a batch")
-    group: int = option(16, "answers to each prompt; GRPO compares them")
-    width: int = option(64, "hidden size of the model, a multiple of 8")
-    layers: int = option(2, "layers of the model")
-    learning_rate: float = option(7e-4, "of AdamW")
-    clip: float = option(0.2, "how far the importance ratio may leave 1")
-    max_staleness: int = option(4, "drop samples more than this many versions old")
-    queue: int = option(2, "batches that may wait for the trainers")
-    on_busy: Literal["wait", "skip"] = option(
-        "wait",
-        "what a push does about a replica still busy with the version before",
-        choices=("wait", "skip"),
-    )
-    lease: float = option(10.0, "seconds without a sign of life that end a process")
-    margin: float = option(0.4, "the reward must rise by this, or the run has failed")
-    seed: int = option(0, "of everything random")
-    time_limit: float = option(300.0, "seconds after which the run is given up")
-    json: str = option("", "write the closing figures to this file")
-
-    def __post_init__(self) -> None:
-        counts = ("steps", "trainers", "generators", "digits", "prompts", "queue")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1")
-        if self.group < 2:
-            raise ValueError("--group must be at least 2: answers are compared")
-        if self.max_staleness < (self.on_busy == "skip"):
-            raise ValueError("--max-staleness must be at least 0, and 1 with skip")
-        if self.width < 8 or self.width % 8:
-            raise ValueError("--width must be a multiple of 8")
-
-
-def parse_options() -> Options:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for each in fields(Options):
-        settings = dict(each.metadata)
-        if "action" not in settings:
-            settings["type"] = type(each.default)
-        if each.default != "":
-            settings["help"] += f" (default: {each.default})"
-        flag = "--" + each.name.replace("_", "-")
-        parser.add_argument(flag, default=each.default, **settings)
-    chosen = vars(parser.parse_args())
-    if chosen["fsdp"]:
-        chosen["trainers"] = max(2, chosen["trainers"])
-    if chosen["chaos"]:
-        chosen["lease"] = min(LEASE, chosen["lease"])
-    try:
-        return Options(**chosen)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-# ---------------------------------------------------------------------------------
-# Task: sort digits
-
-VOCABULARY = "0123456789="
-EQUALS = VOCABULARY.index("=")
-
-
-def make_prompts(options: Options) -> Tensor:
-    """Rows of random digits and an equals sign, each repeated for its group."""
-    digits = torch.randint(0, EQUALS, (options.prompts, options.digits))
-    return pad(digits, (0, 1), value=EQUALS).repeat_interleave(options.group, dim=0)
-
-
-def verify(tokens: Tensor, digits: int) -> Tensor:
-    """The reward: the fraction of positions that hold the right digit."""
-    asked, answer = tokens[:, :digits], tokens[:, digits + 1 :]
-    return (answer == asked.sort(dim=1).values).float().mean(dim=1)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples, all made with the same version of the weights."""
-
-    version: int
-    tokens: list[list[int]]  # prompt and answer
-    logprobs: list[list[float]]  # of the answer, when it was sampled
-    rewards: list[float]
-
-
-class Samples:
-    """Batches on their way to the trainers: a bounded queue between processes.
-
-    It is a socket that carries whole messages. There is no lock, and no message is
-    ever half there: whoever is killed or stopped while it writes disturbs nobody.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-    def put_nowait(self, batch: Batch) -> None:
-        """Append a batch; raises Full where so many wait already, by their bytes."""
-        message = msgspec.msgpack.encode(batch)
-        waiting = fcntl.ioctl(self._in, termios.TIOCOUTQ, bytes(4))
-        if int.from_bytes(waiting, sys.byteorder) >= self._limit * len(message):
-            raise Full
-        try:
-            self._in.send(message, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            raise Full from None
-
-    def get(self, timeout: float) -> Batch:
-        """Take the next batch; raises Empty."""
-        self._out.settimeout(timeout)
-        try:
-            message = self._out.recv(1 << 20)
-        except TimeoutError:
-            raise Empty from None
-        return msgspec.msgpack.decode(message, type=Batch)
-
-
-# ---------------------------------------------------------------------------------
-# Model
-
-
-def build_model(options: Options) -> Qwen3ForCausalLM:
-    """A small language model with random weights."""
-    # Imported here, for it takes seconds and the main process has no model.
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=len(VOCABULARY),
-        hidden_size=options.width,
-        intermediate_size=2 * options.width,
-        num_hidden_layers=options.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=options.width // 4,
-        max_position_embeddings=2 * options.digits + 1,
-        tie_word_embeddings=False,
-        use_cache=False,
-    )
-    return Qwen3ForCausalLM(config)
-
-
 # ---------------------------------------------------------------------------------
 # Generators
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every process is given."""
-
-    options: Options
-    samples: Samples
-    weights_address: str
-    gradients_address: str
-
-
-@dataclass(frozen=True)
-class SwitchReport:
-    """What a generator tells the main process about each new version."""
-
-    seconds: float
 
 
 @torch.inference_mode()
@@ -356,24 +159,6 @@ def run_generator(index: int, reports: Connection, job: Job) -> None:
 
 # ---------------------------------------------------------------------------------
 # Trainers
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a trainer tells the main process about each step."""
-
-    rank: int
-    step: int
-    reward: float
-    sample_version: int
-    staleness: int
-    samples: int
-    dropped: int
-    ratio_error: float | None  # |ratio - 1|, where the samples have our very version
-    push_seconds: float
-    push_bytes: int
-    skipped: int  # replicas
-    failed: int  # replicas, which are out of the pool
 
 
 def take(version: int, job: Job) -> tuple[Batch, int]:
@@ -529,250 +314,12 @@ def run_trainer(rank: int, reports: Connection, job: Job) -> None:
 
 
 # ---------------------------------------------------------------------------------
-# Display
-
-
-@dataclass
-class Tally:
-    """What the processes reported, and the figures made from it."""
-
-    options: Options
-    steps: list[StepReport] = field(default_factory=list)
-    switches: list[float] = field(default_factory=list)
-    events: list[MembershipEvent] = field(default_factory=list)
-    strikes: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-    first_step: float = 0.0
-
-    def add(self, report: StepReport | SwitchReport | MembershipEvent) -> None:
-        """Count a report in."""
-        if isinstance(report, SwitchReport):
-            self.switches.append(report.seconds)
-            return
-        if isinstance(report, weightsync.MembershipEvent):
-            self.events.append(report)
-            return
-        self.steps.append(report)
-        self.first_step = self.first_step or time.monotonic()
-
-    @property
-    def window(self) -> int:
-        """How many rewards an average is taken over: a twentieth of the run."""
-        return max(1, self.options.steps * self.options.trainers // 20)
-
-    def rewards(self) -> list[float]:
-        """The reward over the run, in averages over one window each."""
-        raw = [step.reward for step in self.steps]
-        cuts = range(0, len(raw), self.window)
-        return [fmean(raw[cut : cut + self.window]) for cut in cuts]
-
-    def members(self, kind: Literal["joined", "left", "failed"]) -> int:
-        """How many times a generator joined, left or failed."""
-        return sum((e.role, e.kind) == ("replica", kind) for e in self.events)
-
-    def samples_per_second(self) -> float:
-        """Samples trained on, since the first step ended."""
-        samples = sum(step.samples for step in self.steps[1:])
-        return samples / max(time.monotonic() - self.first_step, 1e-9)
-
-    def figures(self) -> dict[str, Any]:
-        """The outcome of the run."""
-        own = [step for step in self.steps if step.rank == 0]
-        staleness = [step.staleness for step in self.steps]
-        errors = [e for s in self.steps if (e := s.ratio_error) is not None]
-        return {
-            "reward_start": fmean(s.reward for s in self.steps[: self.window]),
-            "reward_end": fmean(s.reward for s in self.steps[-self.window :]),
-            "versions": 1 + len(own),
-            "push_bytes": max(step.push_bytes for step in own),
-            "push_ms": 1e3 * median(step.push_seconds for step in own),
-            "switches": len(self.switches),
-            "switch_ms": 1e3 * median(self.switches) if self.switches else None,
-            "push_ms_max": 1e3 * max(step.push_seconds for step in own),
-            "skipped": sum(step.skipped for step in own),
-            "failed": sum(step.failed for step in own),
-            "joined": self.members("joined"),
-            "lost": self.members("failed"),
-            "strikes": self.strikes,
-            "sample_version_min": min(step.sample_version for step in self.steps),
-            "sample_version_max": max(step.sample_version for step in self.steps),
-            "staleness_min": min(staleness),
-            "staleness_mean": fmean(staleness),
-            "staleness_max": max(staleness),
-            "samples": sum(step.samples for step in self.steps),
-            "dropped": sum(step.dropped for step in self.steps),
-            "samples_per_second": self.samples_per_second(),
-            "ratio_error": max(errors, default=None),
-            "seconds": time.monotonic() - self.started,
-            "options": asdict(self.options),
-        }
-
-
-def progress_line(tally: Tally) -> str:
-    """Where the run stands."""
-    recent = tally.steps[-tally.window :]
-    step = recent[-1].step
-    return (
-        f"step {step:4}/{tally.options.steps}  version {step + 1:4}"
-        f"  reward {fmean(step.reward for step in recent):.3f}"
-        f"  staleness {fmean(step.staleness for step in recent):.1f}"
-        f"  push {1e3 * median(step.push_seconds for step in recent):5.1f} ms"
-        f"  {tally.samples_per_second():6.0f} samples/s"
-    )
-
-
-def live_view(tally: Tally) -> Table:
-    """The same with a bar, and the reward over the run."""
-    curve = "".join("▁▂▃▄▅▆▇█"[min(int(8 * mean), 7)] for mean in tally.rewards())
-    view = Table.grid()
-    view.add_row(ProgressBar(tally.options.steps, tally.steps[-1].step, width=60))
-    view.add_row(progress_line(tally))
-    view.add_row(f"reward {curve}")
-    return view
-
-
-@contextmanager
-def display(console: Console, tally: Tally) -> Iterator[Callable[[StepReport], None]]:
-    """Yields what to call after each step: a live view, or lines for a log."""
-    every = max(1, tally.options.steps // 20)
-
-    def line(report: StepReport) -> None:
-        if report.rank == 0 and report.step % every == 0:
-            print(progress_line(tally), flush=True)
-
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=8) as live:
-            yield lambda _: live.update(live_view(tally))
-    else:
-        yield line
-
-
-def closing_table(figures: dict[str, Any]) -> Table:
-    """The figures that a reader looks for."""
-    rows = (
-        ("reward at the start", "reward_start", "{:.3f}"),
-        ("reward at the end", "reward_end", "{:.3f}"),
-        ("versions pushed", "versions", "{}"),
-        ("bytes of a push to all", "push_bytes", "{:,}"),
-        ("push, median ms", "push_ms", "{:.2f}"),
-        ("push, longest ms", "push_ms_max", "{:.2f}"),
-        ("switch, median ms", "switch_ms", "{:.2f}"),
-        ("times that a generator joined", "joined", "{}"),
-        ("times that a generator failed", "lost", "{}"),
-        ("replicas skipped by a push", "skipped", "{}"),
-        ("staleness, mean", "staleness_mean", "{:.2f}"),
-        ("staleness, max", "staleness_max", "{}"),
-        ("samples trained on", "samples", "{:,}"),
-        ("samples dropped as too old", "dropped", "{:,}"),
-        ("samples per second", "samples_per_second", "{:,.0f}"),
-        ("|ratio - 1| at staleness 0, max", "ratio_error", "{:.1e}"),
-        ("seconds in all", "seconds", "{:.1f}"),
-    )
-    table = Table("figure", title="Asynchronous RL, weights moved by weightsync")
-    table.add_column("value", justify="right")
-    for label, key, form in rows:
-        value = figures[key]
-        table.add_row(label, "-" if value is None else form.format(value))
-    return table
-
-
-# ---------------------------------------------------------------------------------
 # Main
-
-
-class RunError(Exception):
-    """A process failed, or the run took too long; the message says which."""
-
-
-@dataclass
-class Child:
-    """A process that we started, and the pipe it reports through."""
-
-    name: str
-    process: multiprocessing.process.BaseProcess
-    reports: Connection
-    ended: bool = False
-
-    def finish(self) -> None:
-        """To be called when its pipe has closed; raises unless it ended well."""
-        self.process.join(PATIENCE)
-        code = self.process.exitcode
-        if code == 0:
-            return
-        how = "hangs at its end" if code is None else "failed"
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        raise RunError(f"{self.name} (pid {self.process.pid}) {how}")
-
-    def stop(self) -> None:
-        """End it whatever it does."""
-        self.process.terminate()
-        self.process.join(5)
-        self.process.kill()
-        self.process.join(5)
-        self.reports.close()
-
-
-def child_main(
-    target: Callable[[int, Connection, Job], None],
-    index: int,
-    reports: Connection,
-    job: Job,
-) -> None:
-    """What every child process runs."""
-    # Ctrl-C reaches the whole process group; the main process ends its children.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    target(index, reports, job)
-
-
-def start(
-    name: str, target: Callable[[int, Connection, Job], None], index: int, job: Job
-) -> Child:
-    """Start one process."""
-    ours, theirs = SPAWN.Pipe(duplex=False)
-    arguments = (target, index, theirs, job)
-    process = SPAWN.Process(target=child_main, name=name, args=arguments, daemon=True)
-    process.start()
-    theirs.close()  # so that the end of the process is the end of the pipe
-    return Child(name, process, ours)
 
 
 def start_generator(index: int, job: Job) -> Child:
     """Start a generator, at the beginning or later."""
     return start(f"gen-{index}", run_generator, index, job)
-
-
-def free_addresses(count: int) -> list[str]:
-    """Different addresses of this host that nobody listens at."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in servers]
-    for each in servers:
-        each.close()
-    return addresses
-
-
-def follow(
-    trainers: list[Child], generators: list[Child], chaos: Chaos | None, limit: float
-) -> Iterator[Any]:
-    """Yields what the children report, until the last of them has ended well."""
-    deadline = time.monotonic() + limit
-    while not all(child.ended for child in trainers + generators):
-        if time.monotonic() > deadline:
-            raise RunError(f"it was not over within {limit:.0f} s")
-        learning = not all(trainer.ended for trainer in trainers)
-        if chaos is not None:
-            chaos.act() if learning else chaos.finish()
-        running = [child for child in trainers + generators if not child.ended]
-        pipes = {child.reports: child for child in running}
-        for pipe in wait(list(pipes), timeout=1.0 if chaos is None else 0.05):
-            child = pipes[pipe]
-            try:
-                yield child.reports.recv()
-            except (EOFError, OSError):
-                child.ended = True
-                if chaos is None or not (learning and chaos.replaces(child)):
-                    child.finish()
 
 
 def run(options: Options, console: Console) -> Tally:
@@ -798,10 +345,7 @@ def run(options: Options, console: Console) -> Tally:
                 tally.add(report)
                 if isinstance(report, StepReport):
                     show(report)
-                elif chaos is not None and isinstance(
-                    report, weightsync.MembershipEvent
-                ):
-                    print("members:", report, flush=True)
+                if chaos is not None:
                     chaos.heard(report)
     finally:
         for child in trainers + generators:
@@ -813,7 +357,7 @@ def run(options: Options, console: Console) -> Tally:
 
 def main() -> int:
     """Run, show and judge; returns the exit code."""
-    options = parse_options()
+    options = parse_options(__doc__ or "")
     console = Console()
     try:
         figures = run(options, console).figures()

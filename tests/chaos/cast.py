@@ -33,7 +33,6 @@ class Process:
         self.over = False
         self.frozen_until: float | None = None
         self.frozen_seconds = 0.0
-        self.frozen_at = 0.0
         self.outlasting = False
         self.removed = False
         self.excluded = False
@@ -100,7 +99,7 @@ class Process:
         if self.killed or self.over:
             return
         self.outlasting = self.outlasting or outlasting
-        now = self.frozen_at = time.monotonic()
+        now = time.monotonic()
         self.frozen_until = max(self.frozen_until or 0.0, now + seconds)
         self.frozen_seconds += seconds
         self._signal(signal.SIGSTOP)
@@ -186,11 +185,6 @@ class Replica:
     def untouched(self) -> bool:
         """Whether nothing has happened to it."""
         return not self.marks
-
-    @property
-    def struck(self) -> float:
-        """When one of its ranks was frozen last."""
-        return max(process.frozen_at for process in self.processes)
 
     @property
     def opened(self) -> bool:

@@ -299,28 +299,6 @@ class Stage:
         limit = CLOSE_SECONDS + GRACE + sum(rank.frozen_seconds for rank in trying)
         for rank in trying:
             self.must(lambda r=rank: r.over, limit, f"end {rank}, which tries to open")
-        if any("killed" in each.marks for each in self.replicas if each.name == name):
-            # Trainers that are frozen have not seen yet that the name is free.
-            self.must(lambda: not self._frozen, 10.0, "go on after having been stopped")
-        for replica in self.replicas:
-            if replica.name == name and "outlasted" in replica.marks:
-                limit = self._scenario.lease + 2 * GRACE
-                what = f"remove {replica}, which is frozen"
-                self.must(lambda r=replica: self._is_out(r), limit, what)
-
-    def _is_out(self, replica: Replica) -> bool:
-        """Whether a replica that was frozen for too long has surely been removed."""
-        job = self.job
-        ended = [process.over for process in replica.processes]
-        if job is None or any(ended) or all(p.closed for p in replica.processes):
-            return True
-        push = next((push for push in reversed(job.pushes) if push.over), None)
-        reports = [] if push is None else [c.report for c in push.calls.values()]
-        report = next((found for found in reports if found is not None), None)
-        if push is None or report is None or push.began < replica.struck:
-            return False
-        said = report.replicas.get(replica.name)
-        return said is None or said.removed
 
     def _kill(self, replica: Replica, rank: int) -> None:
         """Its other ranks have to notice if it is in the pool."""

@@ -87,3 +87,15 @@ def pool(tmp_path: Path, address: str) -> Iterator[Pool]:
     processes.end()
 
     assert set() == in_shared_memory() - before
+
+
+@pytest.fixture(
+    params=[
+        "2.30.7",
+        pytest.param("2.31.2", marks=pytest.mark.slow),
+        pytest.param("2.32.3", marks=pytest.mark.slow),
+    ]
+)
+def every_nccl(request: pytest.FixtureRequest, pool: Pool) -> None:
+    """Run on each NCCL that the engine takes."""
+    pool.nccl = request.param

@@ -6,12 +6,14 @@ import gc
 import os
 import threading
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 import weightsync
+from weightsync import _C
 from weightsync.slots import HEADER_AREA
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SENTINEL = 0xA5
 GUARD = 64
+STREAMS = 40
+"""More than torch has, which gives them away one after the other."""
 
 
 class Outcome(NamedTuple):
@@ -46,8 +50,9 @@ class Held(NamedTuple):
 class Census(NamedTuple):
     """What a process has open now.
 
-    ``streams`` of an emulated GPU have a thread each, which ``threads`` leaves out, and
-    some mappings for it, which it does not.
+    ``mappings`` are those of files and of shared memory: what malloc and threads map
+    comes and goes with them. ``streams`` of an emulated GPU have a thread each, which
+    ``threads`` leaves out.
     """
 
     descriptors: int
@@ -58,11 +63,37 @@ class Census(NamedTuple):
 
 def census() -> Census:
     """Count descriptors, mappings and threads of this process."""
-    mappings = Path("/proc/self/maps").read_text().splitlines()
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    mappings = [
+        line
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/" in line.split(maxsplit=5)[-1]
+    ]
+    names = [_comm(path) for path in Path("/proc/self/task").glob("*/comm")]
     streams = names.count("emulated stream\n")
     descriptors = len(os.listdir("/proc/self/fd"))
     return Census(descriptors, len(mappings), len(names) - streams, streams)
+
+
+def _comm(path: Path) -> str:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return path.read_text()
+    return ""  # a thread that has ended since it was listed
+
+
+def census_at_rest(*devices: int) -> Census:
+    """Count when garbage is collected, and nothing is left to come that stays.
+
+    On GPUs torch makes a stream when it is wanted, and keeps it: here all of these
+    devices have been. The memory that it keeps is given back.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        for device in devices:
+            with torch.cuda.device(device):
+                occupy_streams(STREAMS)
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+    return census()
 
 
 def resident_mib() -> float:
@@ -104,9 +135,10 @@ async def serve(
 
     A call that does more than it is asked for tells its Outcome itself.
     """
+    known = {**calls, **control.calls}
     while (asked := await control.ahear()) is not None:
         name, arguments = asked
-        outcome = await timed(calls[name](**arguments))
+        outcome = await timed(known[name](**arguments))
         told = outcome.value
         control.say(told if isinstance(told, Outcome) else outcome)
 
@@ -159,19 +191,22 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
     lease: float = 10.0,
     device: str | None = None,
     replay: bool = False,
+    straight: bool = False,
 ) -> None:
     """A trainer rank that pushes its part of ``w``, every byte of it the version.
 
-    After a push these bytes change at once.
+    After a push these bytes change at once. They may be put ``straight``.
     """
     part = numel // world_size
-    source = on(device, torch.zeros(part, dtype=torch.uint8))
+    with weightsync.nccl_memory() if straight else nullcontext():
+        source = on(device, torch.zeros(part, dtype=torch.uint8))
     shard = weightsync.Shard(source, global_shape=(numel,), offsets=(rank * part,))
 
     async def push(version: int, **options: Any) -> Outcome:
         source.copy_(torch.full((part,), version, dtype=torch.uint8))
-        pushing = transport.push({"w": shard}, version=version, **options)
-        outcome = await timed(pushing)
+        control.reach("pushing")
+        outcome = await timed(transport.push({"w": shard}, version=version, **options))
+        control.reach("pushed")
         assert bool((source.cpu() == version).all()), "its source has changed"
         source.copy_(torch.full((part,), SENTINEL, dtype=torch.uint8))
         return outcome
@@ -186,6 +221,7 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
                 return found
         raise weightsync.ClosedError(f"no event of kind {kind}")
 
+    control.reach("opening")
     async with weightsync.Trainer(
         address,
         rank=rank,
@@ -193,7 +229,10 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
         timeout=20,
         lease=lease,
         replay=replay,
+        staging="none" if straight else "copy",
+        memory={"w": shard} if straight else None,
     ) as transport:
+        control.reach("opened")
         control.say("open")
         await serve(
             control,
@@ -209,6 +248,8 @@ async def trainer(  # noqa: PLR0917 -- arguments of a process are positional
                 "wait_for_replicas": transport.wait_for_replicas,
             },
         )
+        control.reach("closing")
+    control.reach("closed")
 
 
 async def synchronize() -> None:
@@ -217,23 +258,31 @@ async def synchronize() -> None:
 
 
 async def use_streams(count: int) -> None:
-    """Copy something to the GPU on so many streams of torch, and wait for each."""
+    """See ``occupy_streams``."""
+    occupy_streams(count)
+
+
+def occupy_streams(count: int) -> None:
+    """Give so many streams of torch something to do, and wait for each."""
     streams = [torch.cuda.Stream() for _ in range(count)]
     for stream in streams:
-        with torch.cuda.stream(stream):
-            torch.zeros(8, dtype=torch.uint8).to("cuda", non_blocking=True)
+        bell = _C.Bell()
+        bell.ring_after(stream.stream_id, stream.device_index)
         stream.synchronize()
+        bell.close()
 
 
-def _arriving(transport: weightsync.Generator, weight: torch.Tensor) -> torch.Tensor:
-    """Where the first byte of a version arrives: in the window, on a GPU."""
+def _arriving(
+    transport: weightsync.Generator, weight: torch.Tensor, at: int
+) -> torch.Tensor:
+    """Where this byte of a version arrives: in the window, on a GPU."""
     if weight.is_cpu:  # where the tensors live in the window, in mode "inplace"
-        return weight[:1]
+        return weight[at : at + 1]
     joining = transport._core.session._joining
 
     assert joining is not None
     assert joining.rank._settled is not None
-    return joining.rank._settled.memory.view(HEADER_AREA, 1)
+    return joining.rank._settled.memory.view(HEADER_AREA + at, 1)
 
 
 async def generator(  # noqa: PLR0917 -- arguments of a process are positional
@@ -256,7 +305,11 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
     weight = around[guard : guard + numel]
 
     async def receive(**options: Any) -> weightsync.Update:
-        return await transport.receive(**options)
+        control.reach("receiving")
+        try:
+            return await transport.receive(**options)
+        finally:
+            control.reach("received")
 
     async def held() -> Held:
         found = around.cpu()
@@ -265,8 +318,8 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
         exact = bool((inside == inside[0]).all() and (beside == SENTINEL).all())
         return Held(transport.version, int(inside[0]) if exact else None)
 
-    async def kill_at_first_byte(pid: int, number: signal.Signals) -> None:
-        arriving = _arriving(transport, weight)
+    async def kill_at_first_byte(pid: int, number: signal.Signals, at: int = 0) -> None:
+        arriving = _arriving(transport, weight, at)
         before = int(arriving.cpu())
 
         def watch() -> None:
@@ -276,6 +329,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
 
         threading.Thread(target=watch, daemon=True).start()
 
+    control.reach("opening")
     async with weightsync.Generator(
         address,
         {"w": weight},
@@ -288,6 +342,7 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
         segment_bytes=segment_bytes,
         engine=engine,
     ) as transport:
+        control.reach("opened")
         control.say("open")
         await serve(
             control,
@@ -302,3 +357,5 @@ async def generator(  # noqa: PLR0917 -- arguments of a process are positional
                 "use_streams": use_streams,
             },
         )
+        control.reach("closing")
+    control.reach("closed")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.processes import driven
 from tests.processes.driven import MIB, Held, Outcome, ask, call
+from weightsync import testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +31,84 @@ GRACE: Final = 3.0
 """So much longer than its timeout may a push take in which something fails."""
 
 HANG: Final = "nothing moves since"
+PHASES: Final = {
+    "opened": "between",
+    "pushed": "between",
+    "received": "between",
+    "closed": "after",
+}
+"""What ends a phase, and which one begins then."""
+CALLED: Final = "calls while it closed:"
 
 
 def logged(
-    control: Control, path: str, function: Callable[..., Any], *args: object
+    control: Control,
+    path: str,
+    injected: str,
+    function: Callable[..., Any],
+    *args: object,
 ) -> Any:
-    """Call a function with everything that is told on stderr in a file."""
+    """Call a function with everything that is told on stderr in a file.
+
+    ``injected`` are faults of functions while it opens its transport.
+    """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 2)
     os.close(file)
+    watched = Watched(injected)
+    control.reach = watched.reach
+    control.calls = {"calls": watched.calls, "inject": watched.inject}
     return function(control, *args)
+
+
+class Watched:
+    """What a process calls of CUDA and NCCL in each of its phases, and what fails.
+
+    The faults of functions are injected when the next phase begins and are over with
+    it, those of the first when it has received or pushed for the first time.
+    """
+
+    def __init__(self, injected: str) -> None:
+        self._next = injected
+        self._injected = False
+        self._phase = "before"
+        self._before: Counter[str] = Counter()
+        self._found: dict[str, Counter[str]] = {}
+
+    def reach(self, what: str) -> None:
+        """Tell the calls of what ends here, on stderr too, and inject the faults."""
+        self._count()
+        self._phase = PHASES.get(what, what)
+        if self._next:
+            self._inject(self._next)
+            self._next = ""
+        elif self._injected and what in PHASES and what != "opened":
+            self._inject("")
+        if what == "closed":
+            print(CALLED, json.dumps(self._found["closing"]), file=sys.stderr)
+
+    def _count(self) -> None:
+        now = Counter(testing.calls())
+        found = self._found.setdefault(self._phase, Counter())
+        found.update(now - self._before)
+        self._before = now
+
+    async def calls(self) -> dict[str, dict[str, int]]:
+        """Return what was called in each phase since this was asked last."""
+        self._count()
+        found, self._found = self._found, {}
+        return {phase: dict(calls) for phase, calls in found.items()}
+
+    async def inject(self, faults: str, *, now: bool = False) -> None:
+        """Let functions fail in the next phase, or now."""
+        if now:
+            self._inject(faults)
+        else:
+            self._next = faults
+
+    def _inject(self, faults: str) -> None:
+        testing.inject(faults)
+        self._injected = bool(faults)
 
 
 @dataclass
@@ -50,19 +122,22 @@ class Pool:
     replicas: dict[str, Child] = field(default_factory=dict)
     nccl: str = "2.30.7"
     numel: int = NUMEL
+    straight: bool = False
+    """Whether trainer ranks put straight from their tensors."""
 
     def _start(self, name: str, faults: str, function: Any, *args: object) -> Child:
-        self.processes.faults = faults
+        self.processes.faults, injected = _parted(faults)
         self.processes.nccl = self.nccl
         path = str(self.logs / name)
-        return self.processes.start(logged, path, function, *args, name=name)
+        return self.processes.start(logged, path, injected, function, *args, name=name)
 
     def train(self, faults: str = "", count: int = TRAINERS) -> None:
         """Start the trainer ranks; the last of them has the faults."""
         for rank in range(count):
-            place = (self.address, rank, count, self.numel, 10.0, "cuda")
+            place = (self.address, rank, count, self.numel, 10.0, "cuda", False)
             mine = faults if rank == count - 1 else _networks(faults)
-            child = self._start(f"trainer-{rank}", mine, driven.trainer, *place)
+            options = (*place, self.straight)
+            child = self._start(f"trainer-{rank}", mine, driven.trainer, *options)
             self.trainers.append(child)
         for trainer in self.trainers:
             assert "open" == trainer.hear()
@@ -152,6 +227,25 @@ class Pool:
         """How many faults a process has had."""
         return len(re.findall(", as the fault '", self.told(name)))
 
+    def child(self, name: str) -> Child:
+        """The process that has this log."""
+        if name in self.replicas:
+            return self.replicas[name]
+        return self.trainers[int(name.rpartition("-")[2])]
+
+    def inject(self, name: str, faults: str, *, now: bool = False) -> None:
+        """Let functions fail in a process in its next phase, or now."""
+        injected = call(self.child(name), "inject", faults=faults, now=now)
+        assert "ok" == injected.kind, injected
+
+    def called(self, *names: str) -> dict[str, set[str]]:
+        """What these processes have called in each phase since this was asked last."""
+        found: dict[str, set[str]] = {}
+        for name in names:
+            for phase, calls in call(self.child(name), "calls").value.items():
+                found.setdefault(phase, set()).update(calls)
+        return found
+
     @property
     def hangs(self) -> list[str]:
         """Whose hang was diagnosed."""
@@ -163,7 +257,19 @@ class Pool:
         return {operation: int(count) for operation, count in found}
 
 
+def _entries(faults: str) -> list[str]:
+    return [entry.strip() for entry in faults.split(";")]
+
+
+def _parted(faults: str) -> tuple[str, str]:
+    """What a process begins with, and the functions that fail from its opening on."""
+    entries = _entries(faults)
+    functions = [entry for entry in entries if re.match("(nccl|cu|cuda)[A-Z]", entry)]
+    rest = [entry for entry in entries if entry not in functions]
+    return "; ".join(rest), "; ".join(functions)
+
+
 def _networks(faults: str) -> str:
     """Who reaches whom through a network: all have to know that."""
-    entries = [entry.strip() for entry in faults.split(";")]
-    return "; ".join(each for each in entries if each.startswith("network"))
+    found = _entries(faults)
+    return "; ".join(each for each in found if each.startswith("network"))

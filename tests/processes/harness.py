@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from multiprocessing.connection import Connection
 
 # Forked from a server that has imported everything already and has no threads: as
@@ -47,6 +47,11 @@ class Control:
 
     def __init__(self, line: Connection) -> None:
         self._line = line
+        self.reach: Callable[[str], None] = lambda what: None
+        """Called by driven children: they are about to open, push, receive or close a
+        transport, or have done so ("opening", "opened" and so on)."""
+        self.calls: dict[str, Callable[..., Awaitable[Any]]] = {}
+        """What driven children can be asked for besides their own calls."""
 
     def say(self, what: object) -> None:
         """Tell the test something."""
@@ -112,6 +117,14 @@ class Child:
         if kind != "said":
             raise ChildError(f"{self.name} returned {what!r} instead of speaking")
         return what
+
+    def refusal(self) -> str:
+        """Return what it raises instead of speaking."""
+        try:
+            said = self.hear()
+        except ChildError as error:
+            return str(error)
+        raise AssertionError(f"{self.name} said {said!r}")
 
     def poll(self, timeout: float) -> bool:
         """Whether it says something within so many seconds."""

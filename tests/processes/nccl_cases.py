@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from tests.processes.faulty import Pool
 
 
+LOGS: Final = {
+    "trainer": f"trainer-{TRAINERS - 1}",
+    "leader": "trainer-0",
+    "generator": "gen-1",
+}
+
+
 @dataclass(frozen=True)
 class Case:
-    """The faults of the last trainer rank, or of replica "gen-1"."""
+    """The faults of the last trainer rank, of the first, or of replica "gen-1"."""
 
     who: str
     faults: str
@@ -27,7 +34,12 @@ class Case:
     @property
     def log(self) -> str:
         """Whose log tells of the fault."""
-        return f"trainer-{TRAINERS - 1}" if self.who == "trainer" else "gen-1"
+        return LOGS[self.who]
+
+    @property
+    def function(self) -> str:
+        """The function or operation that fails."""
+        return self.faults.partition("@")[0]
 
     def of(self, who: str) -> str:
         """The faults of one of the two."""

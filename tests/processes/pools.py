@@ -70,11 +70,17 @@ class Pool:
         found = self.start(name, ranks=ranks, mode=mode)
         for rank in found:
             assert "open" == rank.hear()
-        self._until_joined()
+        self.until_joined()
         return found
 
-    def _until_joined(self) -> None:
+    def until_joined(self) -> None:
+        """Wait until all trainer ranks know of as many replicas as there are here.
+
+        The answer of the leader comes after what it told before: so a trainer knows of
+        those that were out when this began.
+        """
         for trainer in self.trainers:
+            assert "ok" == call(trainer, "membership").kind
             joined = call(trainer, "wait_for_replicas", count=len(self.replicas))
             assert "ok" == joined.kind
 
@@ -139,7 +145,7 @@ class Pool:
             trainer.join()
         self.wait()
         self.trainers = self._open_trainers(count)
-        self._until_joined()
+        self.until_joined()
         self.begin(version)
         self.received(version)
         return self.ended()

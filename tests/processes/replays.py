@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import torch
 
 import weightsync
-from tests.processes.rig import SECONDS, Job, on, raw
+from tests.processes.rig import SECONDS, Job, on, open_job, raw
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from weightsync.membership import MembershipEvent
 
@@ -100,6 +101,18 @@ def holds(rank: int, generator: weightsync.Generator, version: int) -> bool:
         columns = model["w"].chunk(2, dim=1)[rank]
         found = weights.tensors
         return same(found["w"], columns) and same(found["b"], model["b"])
+
+
+@asynccontextmanager
+async def keeping(
+    device: str,
+) -> AsyncGenerator[tuple[Job, Sources, weightsync.Generator]]:
+    """Trainers that keep versions, and a replica; the first version is pushed to it."""
+    async with open_job(2, device, replay=True) as job:
+        sources = Sources(device)
+        first = await job.join_one(empty(device))
+        await sources.push(job, 1)
+        yield job, sources, first
 
 
 async def come(

@@ -200,6 +200,14 @@ def _strike_in_a_put(
         os.kill(pid, signal.SIGCONT)
 
 
+async def started(
+    control: Control, environment: dict[str, str], kind: Any, *args: Any
+) -> None:
+    """A rank of which its launcher says to which start it belongs."""
+    os.environ.update(environment)
+    await kind(control, *args)
+
+
 def start_trainers(
     processes: Processes, address: str, numel: int, count: int = 2, **options: Any
 ) -> list[Child]:

@@ -1,4 +1,7 @@
-"""Engine "nccl" when NCCL fails, stalls or dies at any call: others never notice."""
+"""Engine "nccl" when NCCL fails, stalls or dies: what one trainer rank makes of it.
+
+Any call of NCCL and CUDA: test_engine_nccl_matrix.py, test_engine_nccl_functions.py.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes import driven
-from tests.processes.driven import MIB, SENTINEL, Held, Outcome, ask, call
+from tests.processes.driven import SENTINEL, Held, ask, call
 from tests.processes.emulated import EmulatedProcesses
+from tests.processes.single import FAULTS, GRACE, TIMEOUT, Pool, delivered, joined
 from weightsync import testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.processes.harness import Child
-
 pytestmark = testing.requires_emulator()
 
-NUMEL = 40 * MIB
-"""Five puts, and one of the header."""
-
-TIMEOUT = 3.0
-GRACE = 3.0
+QUICK = {"a put is refused"}
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -30,50 +29,6 @@ def processes() -> Iterator[EmulatedProcesses]:
     found = EmulatedProcesses()
     yield found
     found.end()
-
-
-class Pool:
-    """One trainer rank, and replicas of one rank each."""
-
-    def __init__(self, processes: EmulatedProcesses, address: str) -> None:
-        self._processes = processes
-        self._address = address
-        self._count = 0
-
-    def trainer(self, faults: str = "") -> Child:
-        """Start the trainer rank."""
-        self._processes.faults = faults
-        arguments = (self._address, 0, 1, NUMEL, 10.0, "cuda")
-        child = self._processes.start(driven.trainer, *arguments, name="trainer")
-
-        assert child.hear() == "open"
-        return child
-
-    def generator(self, faults: str = "") -> Child:
-        """Start one more replica."""
-        self._processes.faults = faults
-        name = f"gen-{self._count}"
-        self._count += 1
-        arguments = (self._address, name, 0, 1, NUMEL, "staged", 10.0, "cuda")
-        child = self._processes.start(driven.generator, *arguments, name=name)
-
-        assert child.hear() == "open"
-        return child
-
-
-def joined(trainer: Child, count: int) -> None:
-    assert call(trainer, "wait_for_replicas", count=count, timeout=15).kind == "ok"
-
-
-def delivered(trainer: Child, generator: Child, version: int) -> Outcome:
-    """Push; return the outcome, when that generator has what was pushed."""
-    ask(generator, "receive", timeout=15)
-    pushed = call(trainer, "push", version=version, timeout=TIMEOUT)
-    received = generator.hear()
-
-    assert ("ok", version) == (received.kind, received.value.version)
-    assert Held(version, version) == call(generator, "held").value
-    return pushed
 
 
 @pytest.mark.parametrize("number", [1, 3, 6])
@@ -98,16 +53,10 @@ def test_a_trainer_that_dies_at_any_put_leaves_the_old_version(
     assert driven.close(generator) < 5
 
 
-FAULTS = {
-    "a put is refused": ("put@n=3:fail=3", ""),
-    "a put never ends": ("put@n=3:stall", ""),
-    "a put through a network never ends": ("network=0-1; put@n=3:stall", "network=0-1"),
-    "a wait is refused": ("", "wait@n=2:fail=3"),
-    "a wait never ends": ("", "wait@n=2:stall"),
-}
-
-
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else SLOW) for case in FAULTS],
+)
 def test_a_push_that_nccl_fails_ends_in_time_and_for_its_replica_only(
     case: str, processes: EmulatedProcesses, address: str
 ) -> None:
@@ -132,29 +81,6 @@ def test_a_push_that_nccl_fails_ends_in_time_and_for_its_replica_only(
     assert (("gen-1",), {}) == (pushed.value.delivered, pushed.value.failed)
     assert driven.close(healthy) < 5
     assert driven.close(broken, trainer) < 10
-
-
-LINKS = {
-    "no window is registered": "window_register@n=1:fail=3",
-    "no memory for the window of the signals": "mem_alloc@n=2:fail=2",
-}
-
-
-@pytest.mark.parametrize("case", LINKS)
-def test_a_link_that_cannot_be_formed_concerns_no_other(
-    case: str, processes: EmulatedProcesses, address: str
-) -> None:
-    pool = Pool(processes, address)
-    trainer, healthy = pool.trainer(), pool.generator()
-    joined(trainer, 1)
-    broken = pool.generator(LINKS[case])
-    received = call(broken, "receive", timeout=15)
-    pushed = delivered(trainer, healthy, 1)
-
-    assert "PeerError" == received.kind, received
-    assert "removed from the pool" in received.value
-    assert ("gen-0",) == pushed.value.delivered
-    assert driven.close(healthy, broken, trainer) < 10
 
 
 def test_where_nccl_makes_no_windows_the_replica_is_told_why(
@@ -185,18 +111,3 @@ def test_a_replica_behind_a_network_that_dies_in_a_push_fails_alone(
     assert {"gen-0"} == set(pushed.value.failed)
     assert ("gen-1",) == again.value.delivered
     assert driven.close(watch, trainer) < 10
-
-
-@pytest.mark.parametrize("nccl", ["2.30.7", "2.31.2"])
-def test_it_works_with_every_nccl(
-    nccl: str, processes: EmulatedProcesses, address: str
-) -> None:
-    processes.nccl = nccl
-    pool = Pool(processes, address)
-    trainer, generator = pool.trainer(), pool.generator()
-    joined(trainer, 1)
-    for version in (1, 2, 3):
-        pushed = delivered(trainer, generator, version)
-
-        assert ("gen-0",) == pushed.value.delivered
-    assert driven.close(generator, trainer) < 5

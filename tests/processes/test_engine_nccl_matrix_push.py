@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.processes.driven import Held, Outcome, ask
+from tests.processes.driven import MIB, Held, Outcome, ask, call
 from tests.processes.faulty import GRACE, PUTS, TIMEOUT
 from tests.processes.nccl_cases import ERROR, Case, lost, parameters, restart
 from weightsync import testing
@@ -17,7 +17,11 @@ from weightsync import testing
 if TYPE_CHECKING:
     from tests.processes.faulty import Pool
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("every_nccl"),
+]
 
 FIRST: Final = 2 * PUTS + 1
 """The first put of a trainer rank in the second push, to either replica."""
@@ -35,19 +39,12 @@ SPOILING: Final = [
 ]
 
 
-NEWER: Final = [
-    pytest.param(nccl, marks=pytest.mark.slow) for nccl in ("2.31.2", "2.32.3")
-]
-
-
-@pytest.mark.parametrize("nccl", ["2.30.7", *NEWER])
 @pytest.mark.parametrize(
     "case", parameters(SPOILING, f"trainer: put@n={FIRST + 1}:fail=3")
 )
 def test_a_push_that_nccl_spoils_is_spoilt_for_one_replica(
-    case: Case, nccl: str, pool: Pool
+    case: Case, pool: Pool
 ) -> None:
-    pool.nccl = nccl
     pool.train(case.of("trainer"))
     names = {"gen-0", "gen-1"}
     pool.join("gen-0")
@@ -95,6 +92,42 @@ def test_a_replica_that_dies_at_its_wait_is_named_and_concerns_no_other(
     pool.replicas.pop("gen-1").join()
     pool.deliver(3, "gen-0")
 
+    assert {"gen-1"} == set(outcomes[0].value.failed)
+    assert ("ok", Held(2, 2)) == (received.kind, held)
+    assert [] == pool.hangs
+    assert pool.close() < 10
+
+
+ARRIVING: Final = {
+    0: "the first put of rank 0",
+    8: "its second",
+    10: "the first put of rank 1",
+    18: "its second, after which its header comes",
+}
+"""In MiB, where the first byte of a put arrives."""
+
+
+@pytest.mark.parametrize(
+    "at",
+    [pytest.param(at, marks=() if at == 8 else pytest.mark.slow) for at in ARRIVING],
+)
+def test_a_replica_that_dies_at_any_put_is_named_and_concerns_no_other(
+    at: int, pool: Pool
+) -> None:
+    pool.train(f"put@from={FIRST}:delay=0.1")
+    pool.join("gen-0")
+    broken = pool.join("gen-1")
+    pool.deliver(1, "gen-0", "gen-1")
+    call(broken, "kill_at_first_byte", pid=broken.pid, number=9, at=at * MIB)
+    ask(broken, "receive", timeout=15)
+    pool.begin(2, "gen-0")
+    outcomes = pool.pushed()
+    received, held = pool.received("gen-0")
+    pool.replicas.pop("gen-1").join()
+    pool.deliver(3, "gen-0")
+
+    assert ["ok", "ok"] == [each.kind for each in outcomes]
+    assert outcomes[0].value == outcomes[1].value
     assert {"gen-1"} == set(outcomes[0].value.failed)
     assert ("ok", Held(2, 2)) == (received.kind, held)
     assert [] == pool.hangs

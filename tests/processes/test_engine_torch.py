@@ -13,18 +13,18 @@ from tests.processes import driven
 from tests.processes.driven import SENTINEL, Held, ask, call
 from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import MODES, SECONDS, Job, Mode, on, open_job
+from tests.processes.single import BLOCKING, FAULTS, GRACE, TIMEOUT, Pool, joined
 from weightsync import testing
 from weightsync.packing import PUT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.processes.harness import Child, Control
+    from tests.processes.harness import Control
 
 pytestmark = testing.requires_emulator()
 
 ENGINES = ("nccl", "torch-nccl2")
-BLOCKING = "NCCL_COMM_BLOCKING"
 
 
 @pytest.fixture
@@ -117,61 +117,12 @@ def test_windows_of_torch_want_calls_of_nccl_that_return_when_they_are_done(
 
 # Faults
 
-NUMEL = 40 * driven.MIB
-"""Five puts, and one of the header."""
-TIMEOUT = 3.0
-GRACE = 3.0
-
-
-def _trainer(control: Control, *args: Any) -> Any:
-    os.environ[BLOCKING] = "1"
-    return driven.trainer(control, *args)
-
-
-def _generator(control: Control, *args: Any) -> Any:
-    os.environ[BLOCKING] = "1"
-    return driven.generator(control, *args)
-
-
-class Pool:
-    """One trainer rank, and replicas of one rank each."""
-
-    def __init__(self, processes: EmulatedProcesses, address: str) -> None:
-        self._processes = processes
-        self._address = address
-        self._count = 0
-
-    def trainer(self, faults: str = "") -> Child:
-        """Start the trainer rank."""
-        self._processes.faults = faults
-        arguments = (self._address, 0, 1, NUMEL, 10.0, "cuda")
-        child = self._processes.start(_trainer, *arguments, name="trainer")
-
-        assert child.hear() == "open"
-        return child
-
-    def generator(self, faults: str = "") -> Child:
-        """Start one more replica."""
-        self._processes.faults = faults
-        name = f"gen-{self._count}"
-        self._count += 1
-        place = (self._address, name, 0, 1)
-        arguments = (*place, NUMEL, "staged", 10.0, "cuda", "torch-nccl2")
-        child = self._processes.start(_generator, *arguments, name=name)
-
-        assert child.hear() == "open"
-        return child
-
-
-def joined(trainer: Child, count: int) -> None:
-    assert call(trainer, "wait_for_replicas", count=count, timeout=15).kind == "ok"
-
 
 @pytest.mark.slow
 def test_a_trainer_over_torch_that_dies_leaves_the_old_version(
     processes: EmulatedProcesses, address: str
 ) -> None:
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, "torch-nccl2")
     trainer = pool.trainer("put@n=3:kill")
     generator = pool.generator()
     joined(trainer, 1)
@@ -185,22 +136,13 @@ def test_a_trainer_over_torch_that_dies_leaves_the_old_version(
     assert driven.close(generator) < 5
 
 
-FAULTS = {
-    "a put is refused": ("put@n=3:fail=3", ""),
-    "a put never ends": ("put@n=3:stall", ""),
-    "a put through a network never ends": ("network=0-1; put@n=3:stall", "network=0-1"),
-    "a wait is refused": ("", "wait@n=2:fail=3"),
-    "a wait never ends": ("", "wait@n=2:stall"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_push_over_torch_that_nccl_fails_ends_in_time_and_for_its_replica_only(
     case: str, processes: EmulatedProcesses, address: str
 ) -> None:
     sending, receiving = FAULTS[case]
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, "torch-nccl2")
     trainer = pool.trainer(sending)
     broken = pool.generator(receiving)
     joined(trainer, 1)
@@ -225,7 +167,7 @@ def test_a_push_over_torch_that_nccl_fails_ends_in_time_and_for_its_replica_only
 def test_a_replica_over_torch_that_dies_in_a_push_fails_alone(
     processes: EmulatedProcesses, address: str
 ) -> None:
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, "torch-nccl2")
     trainer, dies, watch = pool.trainer(), pool.generator(), pool.generator()
     joined(trainer, 2)
     call(dies, "kill_at_first_byte", pid=dies.pid, number=9)
@@ -244,7 +186,7 @@ def test_a_replica_over_torch_that_dies_in_a_push_fails_alone(
 def test_a_replica_over_torch_that_dies_while_its_link_forms_delays_nobody(
     fault: str, processes: EmulatedProcesses, address: str
 ) -> None:
-    pool = Pool(processes, address)
+    pool = Pool(processes, address, "torch-nccl2")
     trainer = pool.trainer()
     dies = pool.generator(f"{fault}@n=1:kill")
     dies.join()

@@ -30,6 +30,18 @@ def _arm(watcher: Child, victim: Child, number: signal.Signals) -> None:
     ask(watcher, "receive", timeout=TIMEOUT + GRACE)
 
 
+def _deliver_to_an_earlier_pair(pool: Pool) -> float:
+    """Let one come and go; trainers keep memory for the next. Return a push's seconds.
+
+    Versions 1 to 4.
+    """
+    pool.join("earlier", ranks=2, mode="swap")
+    pushes = [pool.deliver(version, *pool.replicas) for version in (1, 2, 3)]
+    driven.close(*pool.forget("earlier"))
+    pool.deliver(4, *pool.replicas)
+    return median([push.seconds for push in pushes])
+
+
 def _told(rank: Child) -> driven.Outcome:
     """What a receive raises, after a version that was whole."""
     told = call(rank, "receive", timeout=TIMEOUT)
@@ -46,11 +58,7 @@ def test_a_rank_killed_in_a_push_costs_the_others_neither_bytes_nor_time(
     pool = Pool(processes, address, numel=mebibytes(size, engine))
     pool.join("G0")
     (watch,) = pool.join("watch", mode="inplace")
-    pool.join("earlier", ranks=2, mode="swap")  # trainers keep memory for its like
-    names = ("G0", "earlier", "watch")
-    usual = median([pool.deliver(version, *names).seconds for version in (1, 2, 3)])
-    driven.close(*pool.forget("earlier"))
-    pool.deliver(4, "G0", "watch")
+    usual = _deliver_to_an_earlier_pair(pool)
     descriptors = pool.descriptors(*pool.ranks())
     pool.join("pair", ranks=2, mode="swap")
     pool.deliver(5, "G0", "pair", "watch")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.emulator.leftovers import eventually
-from tests.processes.driven import Held, call
+from tests.processes.driven import STREAMS, Held, call
 from tests.processes.faulty import GRACE, TIMEOUT
 from weightsync import testing
 from weightsync.quarantine import LEFT_BEHIND
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tests.processes.faulty import Pool
 
 pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
-
-STREAMS = 40
-"""More than torch has to give away before it begins again with the first."""
 
 LIMIT = TIMEOUT + GRACE
 """After so long a hang is diagnosed: what has been aborted by then is none."""

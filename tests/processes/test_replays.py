@@ -19,6 +19,7 @@ from tests.processes.replays import (
     come,
     empty,
     holds,
+    keeping,
     next_event,
     same,
 )
@@ -170,10 +171,7 @@ async def test_who_joins_beside_pushes_never_gets_an_old_version_after_a_new_one
 async def test_a_replica_that_the_kept_version_does_not_fit_stays_unready(
     device: str,
 ) -> None:
-    async with open_job(2, device, replay=True) as job:
-        sources = Sources(device)
-        await job.join_one(empty(device))
-        await sources.push(job, 1)
+    async with keeping(device) as (job, sources, _):
         number = (await job.trainers[0].membership()).number
         other = await job.join_one(
             on(device, 3, {"w": torch.zeros(ROWS, COLUMNS)}), replica="other"

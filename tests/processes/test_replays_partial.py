@@ -8,18 +8,15 @@ import pytest
 import weightsync
 from tests.processes.engines import slow_on_nccl
 from tests.processes.in_child import in_child
-from tests.processes.replays import Sources, come, empty, same, whole
-from tests.processes.rig import SECONDS, on, open_job
+from tests.processes.replays import come, empty, keeping, same, whole
+from tests.processes.rig import SECONDS, on
 
 
 @in_child
 async def test_a_partial_push_goes_into_what_is_kept(
     device: str,
 ) -> None:
-    async with open_job(2, device, replay=True) as job:
-        sources = Sources(device)
-        first = await job.join_one(empty(device))
-        await sources.push(job, 1)
+    async with keeping(device) as (job, sources, first):
         await first.receive(timeout=SECONDS)
         sources.fill(2)
         parts = [{"b": held["b"]} for held in sources.ranks]
@@ -40,10 +37,7 @@ async def test_a_partial_push_goes_into_what_is_kept(
 async def test_a_partial_push_that_is_cut_otherwise_ends_what_is_kept(
     device: str,
 ) -> None:
-    async with open_job(2, device, replay=True) as job:
-        sources = Sources(device)
-        first = await job.join_one(empty(device))
-        await sources.push(job, 1)
+    async with keeping(device) as (job, sources, first):
         await first.receive(timeout=SECONDS)
         parts = [on(device, rank, {"w": whole(2)["w"]}) for rank in range(2)]
         await job.push(*parts, version=2, partial=True)
@@ -63,10 +57,7 @@ async def test_a_partial_push_that_is_cut_otherwise_ends_what_is_kept(
 async def test_a_cancelled_push_leaves_the_version_that_was_kept_before(
     device: str,
 ) -> None:
-    async with open_job(2, device, replay=True) as job:
-        sources = Sources(device)
-        first = await job.join_one(empty(device))
-        await sources.push(job, 1)
+    async with keeping(device) as (job, sources, first):
         with anyio.move_on_after(0.2):
             await sources.push(job, 2)  # version 1 is not received: no slot is open
         await first.aclose()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes.driven import ask, call, close
 from tests.processes.engines import slow_on_nccl
-from tests.processes.harness import ChildError
 from tests.processes.returning import (
     Seen,
     call_all,
@@ -18,12 +16,13 @@ from tests.processes.returning import (
     generator,
     start_generators,
     start_trainers,
+    started,
     trainer,
     values,
 )
 
 if TYPE_CHECKING:
-    from tests.processes.harness import Child, Control, Processes
+    from tests.processes.harness import Processes
 
 pytestmark = [pytest.mark.usefixtures("engine"), slow_on_nccl]
 
@@ -89,29 +88,21 @@ def test_a_rank_that_dies_before_its_replica_is_complete_may_be_replaced(
     assert [1] * 3 == received
 
 
-async def _started(control: Control, count: str, kind: Any, *args: Any) -> None:
-    """A rank as torchrun starts it."""
-    os.environ["TORCHELASTIC_RUN_ID"] = "run"
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = count
-    await kind(control, *args)
-
-
-def _refusal(child: Child) -> str:
-    with pytest.raises(ChildError) as caught:
-        child.hear()
-    return str(caught.value)
+def _run(count: int) -> dict[str, str]:
+    """The environment of a rank as torchrun starts it, for so many times before."""
+    return {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": str(count)}
 
 
 def test_a_rank_of_another_start_is_refused_and_both_are_named(
     processes: Processes, address: str
 ) -> None:
-    leader = processes.start(_started, "1", trainer, address, 0, 2, NUMEL)
+    leader = processes.start(started, _run(1), trainer, address, 0, 2, NUMEL)
     leader.hear()
-    trainer_left = processes.start(_started, "0", trainer, address, 1, 2, NUMEL)
-    hub = processes.start(_started, "4", generator, address, "g", 0, 2, NUMEL)
+    trainer_left = processes.start(started, _run(0), trainer, address, 1, 2, NUMEL)
+    hub = processes.start(started, _run(4), generator, address, "g", 0, 2, NUMEL)
     hub.hear()
-    rank_left = processes.start(_started, "3", generator, address, "g", 1, 2, NUMEL)
-    refusals = [_refusal(trainer_left), _refusal(rank_left)]
+    rank_left = processes.start(started, _run(3), generator, address, "g", 1, 2, NUMEL)
+    refusals = [trainer_left.refusal(), rank_left.refusal()]
     close(hub, leader)
 
     what = "its incarnation (run and restart count of torchrun) is"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +14,7 @@ from tests.processes.returning import (
     generator,
     start_generators,
     start_trainers,
+    started,
     trainer,
     values,
 )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes.harness import Child, Control, Processes
+    from tests.processes.harness import Child, Processes
 
 NUMEL = 4096
 
@@ -33,10 +33,9 @@ def file_address(tmp_path: Path) -> str:
     return f"file://{tmp_path / 'store'}"
 
 
-async def _started(control: Control, start: str, kind: Any, *args: Any) -> None:
-    """A rank of which its launcher says to which start it belongs."""
-    os.environ["WEIGHTSYNC_INCARNATION"] = start
-    await kind(control, *args)
+def _of(start: str) -> dict[str, str]:
+    """The environment of a rank that belongs to a start."""
+    return {"WEIGHTSYNC_INCARNATION": start}
 
 
 STARTS = {
@@ -62,7 +61,7 @@ def test_a_trainer_rank_that_comes_before_its_rank_0_waits_for_it(
 
     def start(incarnation: str, rank: int, epoch: int | None = None) -> Child:
         arguments = (trainer, file_address, rank, 2, NUMEL, epoch)
-        return processes.start(_started, incarnation, *arguments)
+        return processes.start(started, _of(incarnation), *arguments)
 
     old = [start(before, rank) for rank in (0, 1)]
     assert ["open"] * 2 == [child.hear() for child in old]
@@ -86,7 +85,7 @@ def test_a_trainer_rank_that_comes_before_its_rank_0_waits_for_it(
 def _replica(processes: Processes, address: str) -> Callable[[str, int], Child]:
     def start(incarnation: str, rank: int) -> Child:
         arguments = (generator, address, "g", rank, 2, NUMEL)
-        return processes.start(_started, incarnation, *arguments)
+        return processes.start(started, _of(incarnation), *arguments)
 
     return start
 

@@ -90,10 +90,12 @@ MakePeer = Callable[[str], tuple[Peer, Line]]
 class Leader:
     """The leader of two trainer ranks, and the lines to them and to its replicas."""
 
-    def __init__(self, peer: MakePeer, *, replay: bool = False) -> None:
+    def __init__(
+        self, peer: MakePeer, *, replay: bool = False, epoch: int | None = None
+    ) -> None:
         self._peer = peer
         self.timers: list[Callable[[], None]] = []
-        self.members = Members(2, self._after)
+        self.members = Members(2, self._after, epoch)
         self.pushes = Pushes(self.members, self._after, replay=replay)
         self.trainers: list[Line] = []
         self.lines: dict[str, Line] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.pure.pool_network import Process, connect
 from tests.pure.pool_trainers import ANSWER, NAMES, Token, manifest
+from weightsync.elastic import Present, RollCall
 from weightsync.errors import PeerError, WeightSyncError
 from weightsync.hellos import RankHello
 from weightsync.hub import Hub
@@ -156,6 +157,9 @@ class Rank(Process):
         digest = sum_of_digests(planned)
         self.wire.post(Agreed(message.link, message.number, digest, fault))
         return True
+
+    def _on_rollcall(self, message: RollCall) -> None:
+        self.wire.post(Present(message.number))
 
     def _on_expect(self, message: Expect) -> None:
         if self.error is not None:

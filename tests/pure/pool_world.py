@@ -21,7 +21,7 @@ from weightsync.messages import (
     PushEnded,
     PushRequest,
 )
-from weightsync.push import STOP_SECONDS
+from weightsync.transfers import STOP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

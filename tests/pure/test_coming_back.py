@@ -13,7 +13,7 @@ from weightsync.fencing import Fence
 from weightsync.hellos import RankHello, ReplicaHello
 from weightsync.hub import Hub
 from weightsync.membership import Happened
-from weightsync.messages import Agree, Ended, Expect, PushEnded, Terms
+from weightsync.messages import Agree, Ended, Expect, Fault, PushEnded, Terms
 from weightsync.roster import membership
 
 if TYPE_CHECKING:
@@ -44,14 +44,17 @@ async def test_a_replica_takes_the_place_of_its_former_self_only(
 ) -> None:
     first, line = peer("replica 'g'")
     old = leader.members.replica_joined(_hello(), held(manifest("w")), first)
-    with pytest.raises(PlanError, match="there is a replica 'g' in the pool already"):
-        leader.members.replica_joined(_hello("b"), held(manifest("w")), first)
+    other, refused = peer("another replica 'g'")
+    leader.members.replica_joined(_hello("b"), held(manifest("w")), other)
     second, _ = peer("replica 'g'")
     new = leader.members.replica_joined(_hello(), held(manifest("w")), second)
     ended = await line.next(Ended)
+    told = await refused.all()
 
+    taken = Fault.of(PlanError("there is a replica 'g' in the pool already"))
     assert (True, False) == (old.gone, new.gone)
     assert "it joins again" in ended.fault.message
+    assert [Ended(taken)] == told
     assert [new] == list(leader.members.replicas.values())
 
 

@@ -90,10 +90,9 @@ class EpochMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.epochs.switching)
     @rule()
     def fail_switch(self) -> None:
-        pending = self.epochs.pending
         self.epochs.fail_switch()
 
-        assert pending == self.epochs.pending
+        assert self.epochs.pending is None
         assert self.epochs.version is None
 
     @precondition(lambda self: self.epochs.readable)

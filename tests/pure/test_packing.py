@@ -75,6 +75,44 @@ def test_every_byte_is_packed_and_put_exactly_once(given_runs: list[Run]) -> Non
     assert planned(given_runs) == found
 
 
+def put_straight(packed: Packed, found: Copied) -> None:
+    """Follow every byte out of a chunk or out of its source, but for the header."""
+    chunk: Copied = {}
+    for source, start, at, rows, size, stride, step in packed.copies.tolist():
+        for row in range(rows):
+            for byte in range(size):
+                chunk[at + row * step + byte] = source, start + row * stride + byte
+    for tensor, start, target, rows, size, stride, step in packed.runs.tolist():
+        for row in range(0 if start == HEADER_AT else rows):
+            for byte in range(size):
+                at = start + row * stride + byte
+                place = (packed.sources[tensor - 1], at) if tensor else chunk[at]
+                found[target + row * step + byte] = place
+
+
+@settings(deadline=None)
+@given(runs())
+def test_what_need_not_be_packed_is_put_from_where_it_lies_in_as_many_puts(
+    given_runs: list[Run],
+) -> None:
+    found: Copied = {}
+    batches = pack(given_runs, BASE, HEADER, SMALL, straight=True)
+    for packed in batches:
+        put_straight(packed, found)
+    copied = sum(len(packed.copies) for packed in batches)
+    gathered = [
+        run
+        for run in given_runs
+        if run.rows > 1 and run.source_stride > run.row_bytes == run.target_stride
+    ]
+
+    assert planned(given_runs) == found
+    assert count_puts(given_runs, SMALL) + 1 == sum(
+        int(packed.runs[:, 3].sum()) for packed in batches
+    )
+    assert bool(copied) <= bool(gathered)
+
+
 @settings(deadline=None)
 @given(runs())
 def test_there_are_as_many_puts_as_are_counted_and_the_header_is_last(

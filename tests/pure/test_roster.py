@@ -53,9 +53,8 @@ async def test_a_replica_is_joining_until_its_link_is_formed(
     assert None is found.version
 
 
-async def test_a_push_that_fails_shows_until_the_next_one(
-    leader: Leader, peer: MakePeer
-) -> None:
+async def test_a_push_that_fails_shows_until_the_next_one(peer: MakePeer) -> None:
+    leader = Leader(peer, epoch=2)
     replica = leader.join("gen")
     leader.members.credited(replica, 0)
     leader.push(manifest("w"), Terms(version=3))
@@ -67,9 +66,10 @@ async def test_a_push_that_fails_shows_until_the_next_one(
         expire()
     found = membership(leader.members, 3, replica.since).replicas["gen"]
 
-    assert 3 == found.version
+    assert (2, 3) == (found.epoch, found.version)
     assert found.push is not None
-    assert (4, "failed") == (found.push.version, found.push.status)
+    assert (2, 4) == (found.push.epoch, found.push.version)
+    assert "failed" == found.push.status
     assert "it opened no slot" in found.push.reason
 
 

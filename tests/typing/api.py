@@ -37,6 +37,17 @@ async def trainer(module: nn.Module) -> None:
             assert_type(event, weightsync.MembershipEvent)
 
 
+async def without_staging(module: nn.Module) -> None:
+    with weightsync.nccl_memory(torch.device("cuda", 0)) as pool:
+        assert_type(pool, torch.cuda.MemPool)
+    memory = module.state_dict()
+    async with weightsync.Trainer("tcp://h:1", staging="none", memory=memory):
+        pass
+    pairs = module.named_parameters()
+    with weightsync.blocking.Trainer("tcp://h:1", staging="none", memory=pairs):
+        pass
+
+
 async def observer() -> None:
     async with weightsync.Observer("tcp://h:1", job="a", lease=5.0) as observer:
         assert_type(await observer.membership(), weightsync.Membership)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
 from weightsync.bench import besides
+from weightsync.bench.meeting import meeting
 from weightsync.bench.numbers import add_engine, add_runs
 from weightsync.bench.patterns import verify
-from weightsync.bench.places import place, variables
+from weightsync.bench.places import place
 from weightsync.bench.results import GpuFigures, PutResult, PutRow, Spread
-from weightsync.bench.runner import Line, Processes, RunError
+from weightsync.bench.runner import Line, RunError
 from weightsync.bench.units import format_size, parse_count, parse_size, parse_sizes
 from weightsync.window import Window
 
@@ -324,11 +323,7 @@ def receive(
 
 def run(case: PutCase, *, timeout: float = 600.0) -> PutResult:
     """Measure; VerificationError where a byte is wrong."""
-    with (
-        TemporaryDirectory(prefix="weightsync-bench-") as folder,
-        Processes(variables(case.engine, case.ranks)) as started,
-    ):
-        store = str(Path(folder) / "store")
+    with meeting(case.engine, case.ranks) as (started, store):
         children = [started.start("rank 0", send, case, store)]
         children += [
             started.start(f"rank {rank}", receive, case, rank, store)

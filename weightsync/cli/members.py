@@ -35,7 +35,7 @@ REASON_WIDTH: Final = 60
 EVENT_WIDTH: Final = 400
 """What is longer is cut; it comes from other processes, and --json has all of it."""
 
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def lines(
@@ -56,7 +56,7 @@ def lines(
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in its largest whole units: ``4.2 s``, ``3 min``, ``2 h 5 min``.
+    """Write a duration in its largest whole units: ``4.2 s``, ``3 min 20 s``.
 
     Below ten seconds with one digit behind the point.
     """

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "backend/nccl/bootstrap.h"
@@ -46,27 +48,29 @@ c10::Device on(int device) {
   return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
 }
 
-// Torch takes a null pointer for "out of memory", and frees what it can before it asks
-// again.
-void* allocate_nccl(std::size_t asked, int device, cudaStream_t) {
+shm::Result<void*> allocate(std::size_t asked, int device) {
   const std::size_t bytes = (asked + kGranularity - 1) / kGranularity * kGranularity;
   const c10::DeviceGuard guard(on(device));
   auto library = library_for("");
-  shm::Status status = library.status();
+  if (!library.ok()) return library.status();
+  const nccl::Library& nccl = *library.value();
   void* made = nullptr;
-  if (status.ok()) {
-    const nccl::Library& nccl = *library.value();
-    status = nccl.check(nccl.ncclMemAlloc(&made, bytes), "ncclMemAlloc");
-  }
-  if (!status.ok()) {
-    LOG(WARNING) << "weightsync-nccl2: no " << bytes
-                 << " bytes for windows: " << status.message();
-    return nullptr;
-  }
+  shm::Status status = nccl.check(nccl.ncclMemAlloc(&made, bytes), "ncclMemAlloc");
+  if (!status.ok()) return status;
   Table& all = table();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.entries[static_cast<std::byte*>(made)] = {bytes, false, {}};
   return made;
+}
+
+// Torch takes a null pointer for "out of memory", and frees what it can before it asks
+// again.
+void* allocate_nccl(std::size_t asked, int device, cudaStream_t) {
+  auto made = allocate(asked, device);
+  if (made.ok()) return made.value();
+  LOG(WARNING) << "weightsync-nccl2: no " << asked
+               << " bytes for windows: " << made.status().message();
+  return nullptr;
 }
 
 // On the current device. Raises nothing.
@@ -103,19 +107,80 @@ void free_nccl(void* pointer, std::size_t, int device, cudaStream_t) {
   release(pointer);
 }
 
+// One wait for a device, before memory is freed.
+struct Wait {
+  bool over = false;
+  bool late = false;
+};
+
+// The waits for a device that are beyond their time, and what was dropped meanwhile:
+// they free that as well. Else each of many tensors would wait as long.
+class Overdue {
+ public:
+  // False if no wait is beyond its time.
+  bool keep(void* memory) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (waits_ == 0) return false;
+    kept_.push_back(memory);
+    return true;
+  }
+
+  // The time of this wait is over, and it is not, unless it has ended just now.
+  void begin(Wait& wait) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (wait.over) return;
+    wait.late = true;
+    ++waits_;
+  }
+
+  // It is over. Returns what is to be freed when the device is idle once more.
+  std::vector<void*> end(Wait& wait) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wait.over = true;
+    if (std::exchange(wait.late, false)) --waits_;
+    return std::exchange(kept_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  int waits_ = 0;            // guarded by mutex_
+  std::vector<void*> kept_;  // guarded by mutex_
+};
+
+// Never destroyed, as the table.
+Overdue& overdue_on(int device) {
+  static auto* const mutex = new std::mutex();
+  static auto* const all = new std::map<int, Overdue>();
+  const std::lock_guard<std::mutex> lock(*mutex);
+  return (*all)[device];
+}
+
+shm::Status free_when_idle(void* memory, int device, Wait& wait) {
+  const cuda::Runtime& runtime = cuda::runtime();
+  shm::Status status = cuda::bind_device(device);
+  std::vector<void*> all{memory};
+  while (status.ok() && !all.empty()) {
+    status = runtime.check(runtime.device_synchronize(), "cudaDeviceSynchronize");
+    if (!status.ok()) break;
+    for (void* const each : all) release(each);
+    all = overdue_on(device).end(wait);
+  }
+  overdue_on(device).end(wait);
+  return status;
+}
+
 // Torch waits for the device as well when it gives memory back. With a limit: the GIL
 // may be held, and a wait for a signal may never end.
 void drop(void* memory, int device) {
-  const shm::Status freed = nccl::run_aside(
-      "freeing memory of NCCL", shm::after(kFree), [=]() -> shm::Status {
-        const cuda::Runtime& runtime = cuda::runtime();
-        shm::Status status = cuda::bind_device(device);
-        if (!status.ok()) return status;
-        status = runtime.check(runtime.device_synchronize(), "cudaDeviceSynchronize");
-        if (status.ok()) release(memory);
-        return status;
-      });
-  if (!freed.ok()) LOG(WARNING) << "weightsync-nccl2: " << freed.message();
+  Overdue& overdue = overdue_on(device);
+  if (overdue.keep(memory)) return;
+  const auto wait = std::make_shared<Wait>();
+  const shm::Status freed =
+      nccl::run_aside("freeing memory of NCCL", shm::after(kFree),
+                      [=] { return free_when_idle(memory, device, *wait); });
+  if (freed.ok()) return;
+  overdue.begin(*wait);
+  LOG(WARNING) << "weightsync-nccl2: " << freed.message();
 }
 
 // A tensor that frees this memory with its last view.
@@ -164,9 +229,11 @@ at::Tensor allocate_nccl_tensor(std::int64_t size, const at::TensorOptions& opti
   const int index = device.has_index() ? device.index() : current_device().index();
   const c10::Device place = on(index);
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-  void* const made = allocate_nccl(bytes, index, nullptr);
-  TORCH_CHECK_WITH(OutOfMemoryError, made != nullptr, "NCCL has no ", bytes,
-                   " bytes on ", place);
+  unwrap(library_for(""));  // Without one it is not memory that lacks.
+  auto allocated = allocate(bytes, index);
+  TORCH_CHECK_WITH(OutOfMemoryError, allocated.ok(), "NCCL has no ", bytes,
+                   " bytes on ", place, ": ", allocated.status().message());
+  void* const made = allocated.value();
   at::Tensor tensor = own(made, size, options.device(place));
   const c10::DeviceGuard guard(place);
   const cuda::Runtime& runtime = cuda::runtime();

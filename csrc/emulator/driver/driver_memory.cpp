@@ -110,6 +110,7 @@ extern "C" {
 
 CUresult cuMemGetAllocationGranularity(std::size_t* granularity,
                                        const CUmemAllocationProp* prop, int) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (granularity == nullptr || prop == nullptr) return nothing(__func__);
   const CUresult fits = check_traits(__func__, *prop);
   if (fits == CUDA_SUCCESS) *granularity = kVmmGranularity;
@@ -118,6 +119,7 @@ CUresult cuMemGetAllocationGranularity(std::size_t* granularity,
 
 CUresult cuMemAddressReserve(CUdeviceptr* address, std::size_t nbytes,
                              std::size_t alignment, CUdeviceptr, unsigned long long) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (address == nullptr) return nothing(__func__);
   auto reserved = vmm_reserve(nbytes, alignment);
   if (reserved.ok()) *address = reinterpret_cast<CUdeviceptr>(reserved.value());
@@ -125,11 +127,13 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, std::size_t nbytes,
 }
 
 CUresult cuMemAddressFree(CUdeviceptr address, std::size_t nbytes) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   return answer(__func__, vmm_free_range(pointer(address), nbytes));
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes,
                      const CUmemAllocationProp* prop, unsigned long long) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (handle == nullptr || prop == nullptr) return nothing(__func__);
   const CUresult fits = check_traits(__func__, *prop);
   if (fits != CUDA_SUCCESS) return fits;
@@ -139,15 +143,18 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes,
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   return answer(__func__, vmm_release(handle));
 }
 
 CUresult cuMemMap(CUdeviceptr address, std::size_t nbytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   return answer(__func__, vmm_map(pointer(address), nbytes, offset, handle));
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t nbytes) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   return answer(__func__, vmm_unmap(pointer(address), nbytes));
 }
 
@@ -155,6 +162,7 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t nbytes) {
 // of any.
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t nbytes,
                         const CUmemAccessDesc* wanted, std::size_t count) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (wanted == nullptr || count == 0) return nothing(__func__);
   int flags = 0;
   for (std::size_t each = 0; each < count; ++each) flags |= wanted[each].flags;
@@ -167,6 +175,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t nbytes,
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle,
                                      void* address) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (handle == nullptr) return nothing(__func__);
   auto retained = vmm_retain(address);
   if (retained.ok()) *handle = retained.value();
@@ -230,6 +239,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* nbytes,
 }
 
 CUresult cuPointerGetAttribute(void* result, int attribute, CUdeviceptr address) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (result == nullptr) return nothing(__func__);
   const std::optional<Allocation> found = find_allocation(pointer(address));
   if (found && give_attribute(result, attribute, address, *found)) return CUDA_SUCCESS;
@@ -241,6 +251,7 @@ CUresult cuPointerGetAttribute(void* result, int attribute, CUdeviceptr address)
 // Unknown addresses are no failure here: every attribute is then 0.
 CUresult cuPointerGetAttributes(unsigned count, const int* attributes, void** results,
                                 CUdeviceptr address) {
+  if (const CUresult begun = begin(__func__); begun != CUDA_SUCCESS) return begun;
   if (attributes == nullptr || results == nullptr) return nothing(__func__);
   const std::optional<Allocation> found = find_allocation(pointer(address));
   for (unsigned each = 0; each < count; ++each) {

@@ -25,6 +25,13 @@ CUresult fail(const char* function, CUresult code, const std::string& reason) {
   return code;
 }
 
+CUresult begin(const char* function) {
+  count_call(function);
+  const int code = filtered_code(function);
+  if (code == 0) return CUDA_SUCCESS;
+  return fail(function, static_cast<CUresult>(code), "as a fault asks");
+}
+
 CUresult answer(const char* function, const shm::Status& status) {
   if (status.ok()) return CUDA_SUCCESS;
   const bool wrong = status.code() == shm::Code::kInvalid;

@@ -12,6 +12,10 @@ namespace weightsync::emulator {
 // Remembers why `function` fails, and gives back the code.
 CUresult fail(const char* function, CUresult code, const std::string& reason);
 
+// Counts a call; the code with which a fault asks it to fail before it does anything,
+// and success for the others.
+CUresult begin(const char* function);
+
 // kInvalid: CUDA_ERROR_INVALID_VALUE; else out of memory. Success for ok.
 CUresult answer(const char* function, const shm::Status& status);
 

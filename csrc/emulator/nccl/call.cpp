@@ -31,6 +31,13 @@ bool warnings_wanted() {
   return !level.empty() && level != "VERSION";
 }
 
+Outcome run(const CallSite& site, const std::function<Outcome()>& body) {
+  count_call(site.function);
+  const int code = filtered_code(site.function);
+  if (code == 0) return body();
+  return {static_cast<ncclResult_t>(code), "as a fault asks"};
+}
+
 }  // namespace
 
 CallSite current_call() { return call_of_thread; }
@@ -74,16 +81,14 @@ const char* last_error() {
 
 ncclResult_t call_bare(const CallSite& site, const std::function<Outcome()>& body) {
   const CallScope scope(site);
-  count_call(site.function);
-  const Outcome outcome = body();
+  const Outcome outcome = run(site, body);
   if (!outcome.ok() && outcome.code() != ncclInProgress) warn(outcome);
   return outcome.code();
 }
 
 ncclResult_t call_alone(const CallSite& site, const std::function<Outcome()>& body) {
   const CallScope scope(site);
-  count_call(site.function);
-  const Outcome outcome = body();
+  const Outcome outcome = run(site, body);
   if (!outcome.ok()) {
     warn(outcome);
     record_failure(outcome);
@@ -94,9 +99,8 @@ ncclResult_t call_alone(const CallSite& site, const std::function<Outcome()>& bo
 ncclResult_t call(const CallSite& site, const std::function<Outcome()>& body,
                   Progress progress) {
   const CallScope scope(site);
-  count_call(site.function);
   (void)group_start().ok();
-  const Outcome outcome = body();
+  const Outcome outcome = run(site, body);
   if (!outcome.ok()) record_failure(outcome);
   const Outcome ended = group_end();
   const Outcome& result = outcome.ok() ? ended : outcome;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string>
 
 #include "emulator/core.h"
 
@@ -10,6 +11,20 @@ namespace weightsync::emulator::nccl {
 namespace {
 
 constexpr int kBadInput = 2;
+
+// Lets allocations and calls ask, which otherwise cost nothing.
+void heed(Faults& faults) {
+  set_allocation_filter([&faults](int, std::size_t used, std::size_t nbytes) {
+    return allows(faults, used, nbytes);
+  });
+  set_call_filter(
+      [&faults](const char* function) { return code_of_call(faults, function); });
+}
+
+bool has_settings(const FaultSpec& spec) {
+  return !spec.symmetric || spec.set_apart || spec.memory || spec.network_everywhere ||
+         !spec.networks.empty() || !spec.nccl.empty();
+}
 
 Faults* read_or_exit() {
   shm::Result<FaultSpec> spec = faults_of_environment();
@@ -19,11 +34,7 @@ Faults* read_or_exit() {
   }
   // Never destroyed: operations may still run while the process exits.
   auto* faults = new Faults(spec.take(), rank_of_environment());
-  if (faults->spec().memory || !faults->spec().rules.empty()) {
-    set_allocation_filter([faults](int, std::size_t used, std::size_t nbytes) {
-      return allows(*faults, used, nbytes);
-    });
-  }
+  if (faults->spec().memory || !faults->spec().rules.empty()) heed(*faults);
   return faults;
 }
 
@@ -46,4 +57,21 @@ Faults& process_faults() {
 extern "C" __attribute__((visibility("default"))) void
 weightsync_emulator_read_faults() {
   weightsync::emulator::nccl::process_faults();
+}
+
+extern "C" __attribute__((visibility("default"))) const char*
+weightsync_emulator_inject_faults(const char* text) {
+  using namespace weightsync::emulator;  // NOLINT: this function is the edge
+  thread_local std::string refusal;
+  refusal.clear();
+  auto spec = parse_faults(text);
+  if (!spec.ok()) refusal = spec.status().message();
+  if (spec.ok() && nccl::has_settings(spec.value())) {
+    refusal = "what a process runs on is set before it begins, and not injected";
+  }
+  if (!refusal.empty()) return refusal.c_str();
+  Faults& faults = nccl::process_faults();
+  faults.inject(spec.take().rules);
+  nccl::heed(faults);
+  return nullptr;
 }

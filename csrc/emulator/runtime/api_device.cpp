@@ -68,6 +68,9 @@ void describe_device(Machine& it, int device, cudaDeviceProp& p) {
 // `body` for functions about a device that is given.
 template <class Body>
 cudaError_t about(const char* function, int device, Body body) {
+  if (Outcome asked = asked_to_fail(function); !asked.ok()) {
+    return finish(function, asked);
+  }
   if (Outcome usable = machine().check(device); !usable.ok()) {
     return finish(function, usable);
   }
@@ -91,13 +94,15 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  if (device == nullptr) return finish(__func__, missing("device"));
-  *device = chosen_device();
-  return cudaSuccess;
+  return anywhere(__func__, [&]() -> Outcome {
+    if (device == nullptr) return missing("device");
+    *device = chosen_device();
+    return {};
+  });
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return finish(__func__, choose_device(device));
+  return anywhere(__func__, [&] { return choose_device(device); });
 }
 
 cudaError_t cudaInitDevice(int device, unsigned, unsigned) {

@@ -56,12 +56,12 @@ extern "C" {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
                                              unsigned version, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  if (symbol == nullptr || function == nullptr) {
-    return finish(__func__, missing("an argument"));
-  }
-  *function = driver_function(symbol, version);
-  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
-  return cudaSuccess;
+  return anywhere(__func__, [&]() -> Outcome {
+    if (symbol == nullptr || function == nullptr) return missing("an argument");
+    *function = driver_function(symbol, version);
+    if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+    return {};
+  });
 }
 
 cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function,

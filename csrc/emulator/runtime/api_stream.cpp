@@ -131,23 +131,27 @@ cudaError_t cudaStreamAttachMemAsync(cudaStream_t handle, void*, std::size_t,
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  if (status == nullptr) return finish(__func__, missing("pCaptureStatus"));
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return anywhere(__func__, [&]() -> Outcome {
+    if (status == nullptr) return missing("pCaptureStatus");
+    *status = cudaStreamCaptureStatusNone;
+    return {};
+  });
 }
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies,
                                      const void** edges, std::size_t* count) {
-  if (status == nullptr) return finish(__func__, missing("captureStatus_out"));
-  *status = cudaStreamCaptureStatusNone;
-  if (id != nullptr) *id = 0;
-  if (graph != nullptr) *graph = nullptr;
-  if (dependencies != nullptr) *dependencies = nullptr;
-  if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return cudaSuccess;
+  return anywhere(__func__, [&]() -> Outcome {
+    if (status == nullptr) return missing("captureStatus_out");
+    *status = cudaStreamCaptureStatusNone;
+    if (id != nullptr) *id = 0;
+    if (graph != nullptr) *graph = nullptr;
+    if (dependencies != nullptr) *dependencies = nullptr;
+    if (edges != nullptr) *edges = nullptr;
+    if (count != nullptr) *count = 0;
+    return {};
+  });
 }
 
 // CUDA 12: without edges, and with them.
@@ -171,9 +175,11 @@ cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream,
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   thread_local cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
-  if (mode == nullptr) return finish(__func__, missing("mode"));
-  std::swap(*mode, of_thread);
-  return cudaSuccess;
+  return anywhere(__func__, [&]() -> Outcome {
+    if (mode == nullptr) return missing("mode");
+    std::swap(*mode, of_thread);
+    return {};
+  });
 }
 
 }  // extern "C"

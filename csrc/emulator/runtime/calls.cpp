@@ -1,8 +1,10 @@
-// How often a process called each function of CUDA's runtime and of NCCL, by name; so
-// that a program can show what it does not do. Counting is all that it costs.
+// The calls of a process: how often it called each function of CUDA and of NCCL, by
+// name, so that a program can show what it does not do; and which of them fail.
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "emulator/core.h"
 #include "shm/annotations.h"
@@ -12,6 +14,7 @@ namespace {
 
 struct Calls {
   shm::Mutex mu;
+  std::shared_ptr<const CallFilter> filter WEIGHTSYNC_GUARDED_BY(mu);
   std::map<std::string, std::uint64_t, std::less<>> counts WEIGHTSYNC_GUARDED_BY(mu);
 };
 
@@ -21,6 +24,23 @@ Calls& calls() {
 }
 
 }  // namespace
+
+void set_call_filter(CallFilter filter) {
+  Calls& known = calls();
+  auto made = filter ? std::make_shared<const CallFilter>(std::move(filter)) : nullptr;
+  const shm::MutexLock lock(known.mu);
+  known.filter = std::move(made);
+}
+
+int filtered_code(const char* function) {
+  std::shared_ptr<const CallFilter> filter;
+  {
+    Calls& known = calls();
+    const shm::MutexLock lock(known.mu);
+    filter = known.filter;
+  }
+  return filter == nullptr ? 0 : (*filter)(function);
+}
 
 void count_call(const char* function) {
   Calls& known = calls();
