@@ -60,6 +60,7 @@ class Link:
         self.handle: Final[str] = self.group.get_reconfigure_handle()
         self.trainers = 0
         self.set_apart = False
+        self._aborted = False
         self._ends: Final = {"trainer": trainer, "generator": generator}
         self._replica: tuple[Manifest, ...] = ()
         self._all_slots: Sequence[Slots] = ()
@@ -82,7 +83,10 @@ class Link:
         ``memory`` is for each segment of the rank that has most of them, and for what
         trainer ranks put straight from; ``slots`` are those of all ranks of the
         replica.
+        Raises ClosedError after ``abort``, which ends only what has begun.
         """
+        if self._aborted:
+            raise ClosedError(f"{self!r} was dropped")
         options = ReconfigureOptions()
         options.uuid = form.uuid
         options.handles = list(form.handles)
@@ -104,6 +108,7 @@ class Link:
 
         ``set_apart`` then says whether NCCL could not be ended.
         """
+        self._aborted = True
         if not self.set_apart:
             self.set_apart = not end(self.group, repr(self))
 

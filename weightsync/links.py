@@ -51,11 +51,12 @@ class Links:
         sources = len(engine.sources)
         self._peer.post(LinkOffered(message.link, link.handle, sources))
 
-    async def form(self, message: FormLink) -> None:
-        """Form a link that was offered, and say how that went."""
-        link = self.get(message.link)
-        if link is None:
-            return
+    async def form(self, link: TrainerLink, message: FormLink) -> None:
+        """Form a link that was offered, and say how that went.
+
+        Also one that is dropped meanwhile, because another rank could not form it: each
+        rank says itself whether its memory is enough.
+        """
         try:
             await in_thread(link.join, message)
         except (WeightSyncError, RuntimeError) as error:

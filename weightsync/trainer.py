@@ -253,7 +253,7 @@ class TrainerRank:
             case OfferLink():
                 self._links.offer(message)
             case FormLink():
-                self._tasks.start_soon(self._form, message)
+                self._start_form(message)
             case DropLink():
                 self._links.drop(self._tasks, message)
             case Layout():
@@ -337,8 +337,13 @@ class TrainerRank:
 
     # Links
 
-    async def _form(self, message: FormLink) -> None:
-        await self._links.form(message)
+    def _start_form(self, message: FormLink) -> None:
+        link = self._links.get(message.link)
+        if link is not None:
+            self._tasks.start_soon(self._form, link, message)
+
+    async def _form(self, link: TrainerLink, message: FormLink) -> None:
+        await self._links.form(link, message)
         self._notify()  # whoever waits for replicas asks why there are none
 
     def _start_put(self, message: Put) -> None:
