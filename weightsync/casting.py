@@ -1,4 +1,4 @@
-"""Casts of a plan, cut into batches that are converted in a bounded scratch buffer.
+"""Casts of a plan, and the batches of those that go through a scratch buffer.
 
 A conversion is torch's own ``copy_``, so it rounds as ``Tensor.to`` does. A NaN stays a
 NaN; which of them it becomes torch does not say, and it depends on the place in memory.
@@ -31,9 +31,9 @@ as one of the whole tensor at once, with smaller ones longer.
 
 
 class Conversion(NamedTuple):
-    """Rows of a packed source that are converted to bytes of a half.
+    """Rows of a packed source that are converted to bytes of a buffer.
 
-    ``start``, ``row_numel`` and ``stride`` count elements, ``at`` bytes of the half.
+    ``start``, ``row_numel`` and ``stride`` count elements, ``at`` bytes of the buffer.
     """
 
     source: int
@@ -44,8 +44,21 @@ class Conversion(NamedTuple):
     dtype: torch.dtype
     at: int
 
-    def run(self, tensors: Sequence[Tensor], half: Tensor) -> None:
-        """Convert. Raises RuntimeError where the source has lost its memory."""
+    @classmethod
+    def of(cls, cast: Cast, at: int) -> Conversion:
+        """Of a cast whose rows lie together at a byte of the buffer."""
+        name, run = cast
+        dtype: torch.dtype = getattr(torch, name)
+        size = dtype.itemsize
+        start, numel = run.source_offset // size, run.row_bytes // size
+        stride = run.source_stride // size
+        return cls(run.source, start, run.rows, numel, stride, dtype, at)
+
+    def run(self, tensors: Sequence[Tensor], buffer: Tensor) -> None:
+        """Convert: one kernel, where both are on one GPU.
+
+        Raises RuntimeError where the source has lost its memory.
+        """
         source = tensors[self.source]
         shape = (self.rows, self.row_numel)
         end = self.at + self.rows * self.row_numel * self.dtype.itemsize
@@ -53,7 +66,7 @@ class Conversion(NamedTuple):
             rows = source.as_strided(
                 shape, (self.stride, 1), source.storage_offset() + self.start
             )
-            half[self.at : end].view(self.dtype).view(shape).copy_(rows)
+            buffer[self.at : end].view(self.dtype).view(shape).copy_(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +117,9 @@ def _groups(casts: Iterable[Cast]) -> Iterator[list[tuple[Cast, int]]]:
 
 
 def _batch(group: Sequence[tuple[Cast, int]], base: int) -> Batch:
-    conversions: list[Conversion] = []
-    runs: list[Sequence[int]] = []
-    for (name, run), at in group:
-        dtype: torch.dtype = getattr(torch, name)
-        size = dtype.itemsize
-        conversions.append(
-            Conversion(
-                run.source,
-                run.source_offset // size,
-                run.rows,
-                run.row_bytes // size,
-                run.source_stride // size,
-                dtype,
-                at,
-            )
-        )
-        runs.append(
-            run._replace(source=0, source_offset=at, source_stride=run.row_bytes)
-        )
-    return Batch(tuple(conversions), table(runs, base))
+    conversions = tuple([Conversion.of(cast, at) for cast, at in group])
+    runs = [
+        run._replace(source=0, source_offset=at, source_stride=run.row_bytes)
+        for (_, run), at in group
+    ]
+    return Batch(conversions, table(runs, base))

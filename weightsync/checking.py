@@ -6,13 +6,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from weightsync.alike import Alike, compare, must_be_alike
-from weightsync.errors import (
-    DtypeError,
-    PeerError,
-    PlanError,
-    ProtocolError,
-    UnsupportedError,
-)
+from weightsync.errors import PeerError, PlanError, ProtocolError
 from weightsync.fit import Fit, check
 from weightsync.messages import Layout, Terms
 from weightsync.remembered import Remembered
@@ -131,22 +125,13 @@ class Checks:
         """What a push that fits the replica amounts to."""
         key = layout.digest, terms.partial, terms.cast
         if not replica.fits.use(key):
-            converts = terms.cast and replica.engine == "shm"
-            try:
-                fit = self._fit_of_another(replica, key) or check(
-                    layout.manifests,
-                    replica.manifests,
-                    replica_name=replica.name,
-                    partial=terms.partial,
-                    cast=converts,
-                )
-            except DtypeError as error:
-                if converts == terms.cast:
-                    raise
-                message = (
-                    f"engine {replica.engine!r} does not convert dtypes yet: {error}"
-                )
-                raise UnsupportedError(message) from error
+            fit = self._fit_of_another(replica, key) or check(
+                layout.manifests,
+                replica.manifests,
+                replica_name=replica.name,
+                partial=terms.partial,
+                cast=terms.cast,
+            )
             replica.fits.put(key, fit)
         return replica.fits[key]
 

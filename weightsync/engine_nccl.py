@@ -2,8 +2,8 @@
 
 Puts are staged (``staging.py``), unless they come straight from memory of the caller
 (``straight.py``); nothing here launches a kernel, unless a received tensor is not
-contiguous. No wait for signals is issued before it is satisfied, because
-nothing ends one that is not.
+contiguous or a pushed one is converted. No wait for signals is issued before it is
+satisfied, because nothing ends one that is not.
 """
 
 from __future__ import annotations
@@ -174,13 +174,11 @@ class NcclEngine(Engine):
 
     def parcel(self, goods: Goods) -> Parcel:
         """See ``Engine``."""
-        if goods.casts:
-            raise UnsupportedError("engine 'nccl' converts no dtypes yet")
         args = goods.runs, goods.base, goods.header
-        packed = pack(*args)
+        packed = pack(*args, casts=goods.casts)
         if not self.sources:
             return Parcel(goods.peer, None, (), packed)
-        straight = pack(*args, straight=True)
+        straight = pack(*args, casts=goods.casts, straight=True)
         return Parcel(goods.peer, None, (), straight, packed)
 
     def sending(

@@ -1,20 +1,23 @@
-"""How the runs of a plan become few large puts through a buffer of bounded size; pure.
+"""How a plan becomes few large puts through a buffer of bounded size; pure.
 
 Runs are cut into pieces of at most ``PUT_BYTES``, which are packed into chunks. Each
 piece is one put where its rows lie together at the target, else one put a row. Both
 ends of a link count them alike, because each put signals once. Where sources need not
 be copied they are put as they lie, in the same puts, but for rows that only lie
-together at the target: each would be a put of its own.
+together at the target: each would be a put of its own. What is converted is cut and
+packed in the same way, and is put from a chunk in any case.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from weightsync.plan import ALIGNMENT, Run
+from weightsync.casting import Conversion
+from weightsync.plan import ALIGNMENT, Cast, Run
 from weightsync.slots import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -43,13 +46,14 @@ class Packed:
 
     The window of ``copies`` is the chunk, and so is tensor 0 of ``runs``. Its others
     are the ``sources`` themselves, by their indices. ``header`` says that the header is
-    the last of the runs.
+    the last of the runs. ``conversions`` are made in the chunk.
     """
 
     copies: Tensor
     runs: Tensor
     header: bool = False
     sources: tuple[int, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
 
 
 def count_puts(runs: Iterable[Run], limit: int = PUT_BYTES) -> int:
@@ -58,40 +62,48 @@ def count_puts(runs: Iterable[Run], limit: int = PUT_BYTES) -> int:
 
 
 def pack(
-    runs: Sequence[Run],
+    runs: Iterable[Run],
     base: int,
     header: int,
     limit: int = PUT_BYTES,
     *,
+    casts: Iterable[Cast] = (),
     straight: bool = False,
 ) -> tuple[Packed, ...]:
-    """Cut and pack runs whose slot begins at ``base`` of the window.
+    """Cut and pack runs and casts whose slot begins at ``base`` of the window.
 
     The header is put to byte ``header`` of the window, after everything else. With
     ``straight`` nothing is packed but what has to be.
     """
-    groups = list(_groups(runs, limit, straight=straight))
+    groups = list(_groups(runs, casts, limit, straight=straight))
     last = len(groups) - 1
     packed: list[Packed] = []
     for number, group in enumerate(groups):
-        used = dict.fromkeys([piece.source for piece, at in group if at is None])
+        used = dict.fromkeys([one.piece.source for one in group if one.at is None])
         tensors = {source: index for index, source in enumerate(used, 1)}
-        puts = [_put(piece, at, base, tensors) for piece, at in group]
+        puts = [_put(one.piece, one.at, base, tensors) for one in group]
         if number == last:
             size = HEADER_BYTES
             puts.append((0, HEADER_AT, header, 1, size, size, size))
-        copies = [_copy(piece, at) for piece, at in group if at is not None]
-        tables = _table(copies), _table(puts)
-        packed.append(Packed(*tables, number == last, tuple(used)))
+        tables = _table(_copies(group)), _table(puts)
+        found = tuple(used), _conversions(group)
+        packed.append(Packed(*tables, number == last, *found))
     return tuple(packed)
 
 
-_Placed = tuple[Run, "int | None"]
-"""A piece, and where it begins in the chunk; None where it is put as it lies."""
+class _Placed(NamedTuple):
+    """A piece, and where it begins in the chunk; None where it is put as it lies.
+
+    ``dtype`` is what it is converted to, if it is.
+    """
+
+    piece: Run
+    at: int | None
+    dtype: str | None
 
 
 def _groups(
-    runs: Sequence[Run], limit: int, *, straight: bool
+    runs: Iterable[Run], casts: Iterable[Cast], limit: int, *, straight: bool
 ) -> Iterator[list[_Placed]]:
     """Pieces that are put together.
 
@@ -99,18 +111,36 @@ def _groups(
     """
     group: list[_Placed] = []
     end = nbytes = 0
-    for run in runs:
+    for dtype, run in chain([(None, run) for run in runs], casts):
         for piece in _pieces(run, limit):
-            lies = straight and _lies_ready(piece)
+            lies = straight and dtype is None and _lies_ready(piece)
             room = 0 if lies and _is_dense(piece) else piece.nbytes
             if end + room > limit or nbytes + piece.nbytes > BATCH * limit:
                 yield group
                 group, end, nbytes = [], 0, 0
-            group.append((piece, None if lies else end))
+            group.append(_Placed(piece, None if lies else end, dtype))
             end += room + -room % ALIGNMENT
             nbytes += piece.nbytes
     if group:
         yield group
+
+
+def _copies(group: Iterable[_Placed]) -> list[Row]:
+    return [
+        _copy(piece, at)
+        for piece, at, dtype in group
+        if at is not None and dtype is None
+    ]
+
+
+def _conversions(group: Iterable[_Placed]) -> tuple[Conversion, ...]:
+    return tuple(
+        [
+            Conversion.of(Cast(dtype, piece), at)
+            for piece, at, dtype in group
+            if at is not None and dtype is not None
+        ]
+    )
 
 
 def _lies_ready(piece: Run) -> bool:

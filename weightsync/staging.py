@@ -4,7 +4,8 @@ The staging memory of a trainer rank is one allocation in chunks, registered by 
 its links. A transfer takes two chunks, packs into one while the other is put, and reads
 no tensor of the caller once it is over, whatever became of its puts. Where the caller's
 memory is registered too (``straight.py``), most of a transfer is put out of that, and
-what an abort has left behind may still read it: see ``Staging.take``.
+what an abort has left behind may still read it: see ``Staging.take``. What is converted
+is converted into a chunk, where other pieces are copied.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from weightsync.errors import WeightSyncError
+from weightsync.errors import PlanError, WeightSyncError
 from weightsync.lane import as_ours
 from weightsync.packing import CHUNK_BYTES, HEADER_AT
 from weightsync.runtime import in_thread
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightsync.casting import Conversion
     from weightsync.engine_nccl import NcclEngine
     from weightsync.lane import Lane
     from weightsync.operation import Operation
@@ -108,6 +110,7 @@ class StagedSending(Sending):
         super().__init__(window, ranks, None, naming)
         self._staging: Final = staging
         self._engine: Final = engine
+        self._names: Sequence[str] = ()
 
     def stop(self) -> None:
         """Put no more than what is under way."""
@@ -117,9 +120,10 @@ class StagedSending(Sending):
         self,
         tensors: Sequence[Tensor],
         parcels: Sequence[Addressed],
-        names: Sequence[str],  # noqa: ARG002 -- nothing is converted.
+        names: Sequence[str],
     ) -> None:
         """Put everything, or until stopped; no tensor is read after it returned."""
+        self._names = names
         await to_the_end(self._put_all, tensors, parcels, cancel=self.stop)
 
     async def _put_all(
@@ -192,10 +196,28 @@ class StagedSending(Sending):
         except (WeightSyncError, RuntimeError) as error:
             self._fail(as_ours(error))
             return False
+        if not all(self._converted(tensors, one, chunk) for one in packed.conversions):
+            return False
         if packed.header:
             chunk.header.copy_(one.header)
             place = chunk.memory[HEADER_AT : HEADER_AT + HEADER_BYTES]
             place.copy_(chunk.header, non_blocking=True)
+        return True
+
+    def _converted(
+        self, tensors: Sequence[Tensor], conversion: Conversion, chunk: Chunk
+    ) -> bool:
+        """Convert into a chunk: on the GPU, or on the host what is kept for replays."""
+        if self._stopped.is_set():
+            return False
+        try:
+            conversion.run(tensors, chunk.memory)
+        except RuntimeError as error:
+            lost = not isinstance(error, torch.AcceleratorError)  # else of the device
+            kind = PlanError if lost else WeightSyncError
+            what = f"{self._names[conversion.source]!r} to {conversion.dtype}"
+            self._fail(kind(f"cannot convert {what}: {error}"))
+            return False
         return True
 
     def _start(

@@ -42,7 +42,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     found = pyfuncitem.funcargs.get("engine")
     if found in {None, SHARED_MEMORY} or _asks(pyfuncitem) or _chooses(pyfuncitem):
         return None
-    kernels = pyfuncitem.originalname in KERNELS
+    kernels = bool(KERNELS & {pyfuncitem.path.stem, pyfuncitem.originalname})
     run_there(pyfuncitem, emulated=found is EMULATED_NCCL, kernels=kernels)
     return True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ DIRECT = frozenset({"empty", "empty_strided", "record_stream", "resize_", "set_"
 
 MAKERS = frozenset(_device_constructors()) - {torch.nested.nested_tensor}
 """What makes a tensor where it is told; a nested one is made of others."""
+
+COPIES = frozenset({"copy_", "_to_copy", "clone"})
+"""What needs no kernel either, as long as it copies bytes one after the other."""
+
+LAUNCHED: Counter[str] = Counter()
+"""What the CPU has computed for weightsync in this process: kernels on a real GPU."""
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -108,8 +115,12 @@ class _Computing(TorchDispatchMode):
                 return func.decompose(*args, **given)
         name = func._schema.name.partition("::")[2]
         needed = not func.is_view and name not in DIRECT and _device(args, given)
-        if not needed or (_of_the_library() and not self._kernels):
+        if not needed:
             return func(*args, **given)
+        if _of_the_library():
+            if not (self._kernels and _launches(name, args, given)):
+                return func(*args, **given)
+            LAUNCHED[name] += 1
         return _compute(func, args, given, needed)
 
 
@@ -122,6 +133,25 @@ def _device(args: Any, kwargs: Any) -> torch.device | None:
         if isinstance(value, Tensor) and value.is_cuda:
             return value.device
     return None
+
+
+def _launches(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a GPU needs a kernel for it: copies are for the copy engine.
+
+    What goes to the host or comes from there is converted on the host.
+    """
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    if name not in COPIES or not all(map(_in_a_row, tensors)):
+        return True
+    dtypes = {tensor.dtype for tensor in tensors} | {kwargs.get("dtype")}
+    asked = torch.device(kwargs.get("device") or "cuda")
+    within = asked.type == "cuda" and all(tensor.is_cuda for tensor in tensors)
+    return within and len(dtypes - {None}) > 1
+
+
+def _in_a_row(tensor: Tensor) -> bool:
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return not lazy and (tensor.is_contiguous() or not tensor.is_cuda)
 
 
 def _compute(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:

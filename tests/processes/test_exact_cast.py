@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from tests.processes.rig import (
     open_job,
     raw,
     together,
+    until_pending,
 )
 
 if TYPE_CHECKING:
@@ -284,3 +287,73 @@ async def test_trainer_ranks_must_agree_on_it() -> None:
     wanted = "cast is True on rank 0 and False on rank 1"
     assert all(wanted in str(error) for error in outcomes)
     assert weight.untouched
+
+
+# What is given up
+
+
+async def push_for(
+    trainer: weightsync.Trainer, source: Tensor, version: int, seconds: float
+) -> None:
+    with anyio.move_on_after(seconds), suppress(weightsync.ClosedError):
+        await trainer.push({"w": source}, version=version, cast=True)
+
+
+async def receive_all(
+    generator: weightsync.Generator, weight: Tensor, into: list[tuple[int, float]]
+) -> None:
+    """Note each version with the one value of all elements, or with a NaN."""
+    async for update in generator:
+        uniform = bool((weight == weight[0]).all())
+        into.append((update.version, float(weight[0]) if uniform else math.nan))
+
+
+async def until_received(received: list[tuple[int, float]], version: int) -> None:
+    with anyio.fail_after(SECONDS):
+        while not received or received[-1][0] < version:
+            await anyio.sleep(0.001)
+
+
+@pytest.mark.parametrize("who", [[0], [1], [0, 1]], ids=str)
+async def test_a_cancelled_push_that_converts_leaves_whole_versions_only(
+    who: list[int],
+) -> None:
+    source = torch.zeros(12_000_000)
+    weight = torch.zeros(12_000_000, dtype=torch.bfloat16)
+    received: list[tuple[int, float]] = []
+    version = 0
+    async with open_job(2) as job, anyio.create_task_group() as tasks:
+        generator = await job.join_one({"w": weight})
+        tasks.start_soon(receive_all, generator, weight, received)
+        for seconds in [0, 0.001, 0.003, 0.006, 0.01, 0.015, 0.02]:
+            for limit in (seconds, SECONDS):
+                version += 1
+                source.fill_(version)
+                async with anyio.create_task_group() as pushes:
+                    for rank, trainer in enumerate(job.trainers):
+                        mine = limit if rank in who else SECONDS
+                        pushes.start_soon(push_for, trainer, source, version, mine)
+            await until_received(received, version)
+        tasks.cancel_scope.cancel()
+
+    versions = [number for number, _ in received]
+    assert [(number, number) for number in versions] == received
+    assert sorted(set(versions)) == versions
+    assert version == versions[-1]
+
+
+async def test_a_push_that_converts_and_runs_out_of_time_can_be_made_again() -> None:
+    source = torch.ones(30_000_000)
+    weight = torch.zeros(30_000_000, dtype=torch.bfloat16)
+    async with open_job(2) as job:
+        generator = await job.join_one({"w": weight})
+        await job.deliver(generator, {"w": source}, cast=True)
+        outcomes = await job.outcomes({"w": source}, cast=True, timeout=0.004)
+        source.fill_(2)
+        await job.push({"w": source}, cast=True, version=9)
+        await until_pending(generator, 9)
+        update = await generator.receive(timeout=SECONDS)
+
+    assert [weightsync.TimedOutError] * 2 == [type(error) for error in outcomes]
+    assert 9 == update.version
+    assert bool((weight == 2).all())

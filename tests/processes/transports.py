@@ -36,6 +36,7 @@ ALWAYS: Final = frozenset(
         "test_one_push_fills_replicas_of_every_layout",
         "test_replicated_fsdp_sends_every_byte_once",
         "test_rows_that_one_rank_fails_to_push_are_named_on_every_rank",
+        "test_shards_of_two_trainers_arrive_in_strided_parts_of_larger_buffers",
         "test_strided_fused_and_tied_destinations_share_a_job",
         "test_what_waits_for_a_lease_says_so_when_it_times_out",
     }
@@ -43,9 +44,8 @@ ALWAYS: Final = frozenset(
 """What runs over NCCL in every run: what differs most between the engines."""
 
 HOST: Final[dict[str, str]] = {
-    "test_exact_cast": "casts are refused on GPUs",
-    "test_exact_cast_memory": "casts are refused on GPUs",
-    "test_exact_cast_stopped": "casts are refused on GPUs",
+    "test_exact_cast_memory": "measures memory of the host",
+    "test_exact_cast_stopped": "stops the batches of shared memory",
     "test_exact_many": "compares times, which mean nothing on the emulator",
     "test_a_small_view_of_a_large_storage_costs_what_it_shows": "counts shared memory",
     "test_both_storages_of_one_memory_see_each_version": "of an array of NumPy",
@@ -70,6 +70,7 @@ KERNELS: Final = frozenset(
         "test_a_strided_source_arrives_in_its_logical_order",
         "test_columns_of_one_buffer_are_filled_in_every_mode",
         "test_dtensors_over_slices_of_a_larger_tensor_arrive_exactly",
+        "test_exact_cast",
         "test_lazily_conjugated_and_negated_sources_arrive_resolved",
         "test_padded_columns_keep_their_padding",
         "test_partial_pushes_keep_strided_neighbours",
@@ -77,12 +78,11 @@ KERNELS: Final = frozenset(
         "test_strided_fused_and_tied_destinations_share_a_job",
     }
 )
-"""Where torch launches kernels for weightsync: tensors that are not contiguous.
+"""Where torch launches kernels for weightsync, files and single tests.
 
-The CPU computes these for the emulator. On a GPU they are tests marked `gpu`.
+Those are of tensors that are not contiguous, and of casts. The CPU computes these for
+the emulator. On a GPU they are tests marked `gpu`.
 """
-
-CASTS: Final = "test_exact_cast"
 
 
 def parameters(file: str, test: str) -> list[Any]:
@@ -90,14 +90,11 @@ def parameters(file: str, test: str) -> list[Any]:
     found: list[Any] = ["shm"]
     if not file.startswith(FILES):
         return found
-    if file == CASTS:
-        refused = pytest.mark.xfail(reason="casts are refused on GPUs", strict=False)
-        return [*found, pytest.param("gpu", marks=[pytest.mark.gpu, refused])]
     if not HOST.keys() & {file, test}:
         marks = [testing.requires_emulator()]
         if test not in ALWAYS:
             marks.append(pytest.mark.slow)
         found.append(pytest.param("nccl", marks=marks))
-    if test in KERNELS:
+    if KERNELS & {file, test}:
         found.append(pytest.param("gpu", marks=pytest.mark.gpu))
     return found
