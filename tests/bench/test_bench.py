@@ -208,6 +208,16 @@ def test_a_wrong_argument_is_refused_before_anything_runs(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are kernels")
+def test_dtypes_are_not_converted_on_emulated_gpus(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse(["push", "--engine", "nccl", "--cast"])
+
+    assert "--cast needs --engine shm or GPUs" in capsys.readouterr().err
+
+
 def test_output_arguments_may_stand_before_the_command() -> None:
     found = cli.parse(["--json", "-", "push"])
 

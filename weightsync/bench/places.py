@@ -175,6 +175,11 @@ def are_emulated() -> bool:
     return torch.cuda.get_device_name(0).startswith(EMULATED_NAME)
 
 
+def has_kernels(engine: EngineName) -> bool:
+    """Whether ranks of this engine can compute: not on GPUs that will be emulated."""
+    return engine == "shm" or torch.cuda.is_available()
+
+
 def variables(engine: EngineName, ranks: int) -> Mapping[str, str] | None:
     """Return what the environment of so many ranks needs; None if none of its own.
 

@@ -12,7 +12,7 @@ from weightsync.bench import memory
 from weightsync.bench.besides import broadcast
 from weightsync.bench.meeting import meeting
 from weightsync.bench.numbers import add_engine, add_runs
-from weightsync.bench.places import variables
+from weightsync.bench.places import has_kernels, variables
 from weightsync.bench.push_director import Director, Measured
 from weightsync.bench.push_model import (
     DTYPE,
@@ -90,8 +90,10 @@ class PushCase:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        if self.cast and self.engine != "shm":
-            raise ValueError("--cast needs --engine shm")
+        if self.cast and not has_kernels(self.engine):
+            raise ValueError(
+                "--cast needs --engine shm or GPUs that have kernels"
+            )
         if self.small and self.layout != "same":
             raise ValueError("--small needs --layout same")
         if self.layout == "rows" and self.trainers < 2:
