@@ -16,7 +16,7 @@ import anyio
 import torch
 
 from weightsync.backend import create_nccl
-from weightsync.budget import SEGMENT_BYTES, Budget
+from weightsync.budget import SEGMENT_BYTES, Budget, rounded
 from weightsync.engine import Engine, Share
 from weightsync.errors import PlanError, UnsupportedError, WeightSyncError
 from weightsync.filling import Filler
@@ -129,7 +129,9 @@ class NcclEngine(Engine):
         if not count:
             return ()
         if self._filler is None or self._filler.memory.numel() < nbytes:
-            self._filler = Filler(self.memory(group, self._budget.take(nbytes)))
+            memory = self.memory(group, rounded(nbytes))
+            self._budget.take(nbytes)  # not before it is there
+            self._filler = Filler(memory)
         return self._filler.tensors(count)
 
     @contextmanager

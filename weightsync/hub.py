@@ -212,7 +212,8 @@ class Hub:
                     self._tell_leader(message)
             case LinkFailed():
                 self._faults[rank] = message.fault
-                self._tell_leader(message)
+                reason = self._reason(rank, message.fault.error())
+                self._tell_leader(LinkFailed(message.link, Fault.of(reason)))
             case Agreed():
                 self._on_agreed(rank, message)
             case Credit():
@@ -241,12 +242,16 @@ class Hub:
             error, clean = self._faults[rank].error(), False
         if clean:
             self._tell_leader(Leaving())
-        what = "left" if clean else f"failed: {error}"
-        reason = PeerError(f"rank {rank} of replica {self.replica!r} {what}")
+        reason = self._reason(rank, None if clean else error)
         if not clean:
             self._tell_leader(LinkFailed(0, Fault.of(reason)))
         # The trainers may put already what the leader's word for it has not come of.
         self.end(Ended(Fault.of(reason), untold=True))
+
+    def _reason(self, rank: int, error: WeightSyncError | None) -> PeerError:
+        """Say what became of a rank: it failed, or it left."""
+        what = "left" if error is None else f"failed: {error}"
+        return PeerError(f"rank {rank} of replica {self.replica!r} {what}")
 
     def end(self, message: Ended) -> None:
         """There will be no more versions: tell all ranks."""

@@ -237,6 +237,12 @@ Status read_error(std::string_view text, const FaultRule& rule, Action& action) 
   return {};
 }
 
+Status read_null(const FaultRule& rule, Action& action) {
+  action.kind = Action::Kind::kNull;
+  if (rule.operation == OperationKind::kWindowRegister) return {};
+  return {Code::kInvalid, "null needs the operation window_register"};
+}
+
 Status read_action(std::string_view text, FaultRule& rule) {
   const auto [name, value] = divided(text, '=');
   if (value && name == "delay") return read_delay(*value, rule.action);
@@ -251,6 +257,7 @@ Status read_action(std::string_view text, FaultRule& rule) {
     if (rule.function.empty()) return {};
     return {Code::kInvalid, "stall needs an operation: a function returns"};
   }
+  if (!value && name == "null") return read_null(rule, rule.action);
   if (!value && name == "trace") {
     rule.action.kind = Action::Kind::kTrace;
     return {};
@@ -259,8 +266,9 @@ Status read_action(std::string_view text, FaultRule& rule) {
     rule.action.kind = Action::Kind::kBlock;
     return needs_a_transfer("block", rule);
   }
-  return wrong("the action", text,
-               "delay=SECONDS, stall, block, kill, trace, fail=CODE or error=CODE");
+  return wrong(
+      "the action", text,
+      "delay=SECONDS, stall, block, kill, null, trace, fail=CODE or error=CODE");
 }
 
 Status read_rule(std::string_view entry, std::string_view matching,

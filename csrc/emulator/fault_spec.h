@@ -8,7 +8,7 @@
 //   matcher  = "rank=" number | "n=" number | "from=" number
 //            | "p=" probability | "seed=" number
 //   action   = "delay=" seconds | "stall" | "kill" | "fail=" code | "error=" code
-//            | "block" | "trace"
+//            | "block" | "null" | "trace"
 //
 // For example: put@rank=1,n=3:kill; all_reduce@n=2:fail=6; *@p=0.1,seed=7:delay=0.05
 //
@@ -19,8 +19,9 @@
 // occurrence matches, of every rank; n is one occurrence, counted from 1; from is that
 // one and all later ones. A code is an ncclResult_t, and 2 for malloc. An error is one
 // that shows behind the call: the operation never ends, and its communicator fails.
-// What blocks keeps the call itself, until the communicator is aborted. What is traced
-// is told on stderr and goes on: a list of the calls of a program.
+// What blocks keeps the call itself, until the communicator is aborted. A registration
+// that is null succeeds and gives no window. What is traced is told on stderr and goes
+// on: a list of the calls of a program.
 #pragma once
 
 #include <chrono>
@@ -83,6 +84,7 @@ struct Action {
     kFail,
     kError,
     kBlock,
+    kNull,
     kTrace
   };
 

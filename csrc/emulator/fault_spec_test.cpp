@@ -87,6 +87,13 @@ TEST(FaultSpec, ReadsWhatIsTracedAndWhatIsSetApart) {
   EXPECT_EQ("2.29.7", spec.nccl);
 }
 
+TEST(FaultSpec, ARegistrationMayGiveNothing) {
+  const FaultRule rule = parsed("window_register@n=2:null").rules.front();
+
+  EXPECT_EQ(Kind::kNull, rule.action.kind);
+  EXPECT_EQ(2U, rule.last);
+}
+
 TEST(FaultSpec, AFunctionByItsNameIsNoOperation) {
   const FaultRule rule = parsed("cudaMemcpyAsync@n=3:fail=719").rules.front();
 
@@ -163,10 +170,11 @@ TEST(FaultSpec, RefusesWithTheEntryAndWhatMayBeThere) {
        "of rank, n, from, p, seed"},
       {"put:explode",
        "the fault 'put:explode': the action is 'explode', but must be delay=SECONDS, "
-       "stall, block, kill, trace, fail=CODE or error=CODE"},
+       "stall, block, kill, null, trace, fail=CODE or error=CODE"},
       {"put:kill=9",
        "the fault 'put:kill=9': the action is 'kill=9', but must be delay=SECONDS, "
-       "stall, block, kill, trace, fail=CODE or error=CODE"},
+       "stall, block, kill, null, trace, fail=CODE or error=CODE"},
+      {"put:null", "the fault 'put:null': null needs the operation window_register"},
       {"send:error=0",
        "the fault 'send:error=0': error is '0', but must be an ncclResult_t from 1 to "
        "8"},

@@ -116,10 +116,17 @@ int failed(const Action& action) {
   return action.code;
 }
 
+bool is_null(const Action& action) {
+  if (action.kind != Action::Kind::kNull) return false;
+  tell(action, "gives no window");
+  return true;
+}
+
 bool carry_out(const Action& action, const std::function<bool()>& given_up) {
   switch (action.kind) {
     case Action::Kind::kNone:
     case Action::Kind::kFail:
+    case Action::Kind::kNull:
     case Action::Kind::kTrace:
       return true;
     case Action::Kind::kDelay:

@@ -85,6 +85,9 @@ std::optional<int> rank_of_environment();
 // The code that the call returns at once; 0 if it goes on. Says on stderr what it does.
 int failed(const Action& action);
 
+// Whether the call succeeds and gives nothing. Says on stderr that it does.
+bool is_null(const Action& action);
+
 // Delays, stalls or ends the process; returns whether the operation shall execute.
 // A stall, a block and an error last until `given_up` answers true (never, without
 // one), and then the operation must not execute. What does not stall returns true.

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from tests.processes import driven
 from tests.processes.driven import MIB, Held, Outcome, ask, call
 from weightsync import testing
@@ -57,7 +59,11 @@ def logged(
     os.close(file)
     watched = Watched(injected)
     control.reach = watched.reach
-    control.calls = {"calls": watched.calls, "inject": watched.inject}
+    control.calls = {
+        "calls": watched.calls,
+        "inject": watched.inject,
+        "leave_free": watched.leave_free,
+    }
     return function(control, *args)
 
 
@@ -74,6 +80,7 @@ class Watched:
         self._phase = "before"
         self._before: Counter[str] = Counter()
         self._found: dict[str, Counter[str]] = {}
+        self._ballast: torch.Tensor | None = None
 
     def reach(self, what: str) -> None:
         """Tell the calls of what ends here, on stderr too, and inject the faults."""
@@ -106,6 +113,14 @@ class Watched:
         else:
             self._next = faults
 
+    async def leave_free(self, nbytes: int | None) -> None:
+        """Take the memory of this GPU but for so much; with None give it back."""
+        self._ballast = None
+        torch.cuda.empty_cache()
+        if nbytes is not None:
+            taken = torch.cuda.mem_get_info()[0] - nbytes
+            self._ballast = torch.empty(taken, dtype=torch.uint8, device="cuda")
+
     def _inject(self, faults: str) -> None:
         testing.inject(faults)
         self._injected = bool(faults)
@@ -124,6 +139,8 @@ class Pool:
     numel: int = NUMEL
     straight: bool = False
     """Whether trainer ranks put straight from their tensors."""
+    segment: int | None = None
+    """Of the windows of replicas that start from now on, in bytes; else the usual."""
 
     def _start(self, name: str, faults: str, function: Any, *args: object) -> Child:
         self.processes.faults, injected = _parted(faults)
@@ -145,7 +162,8 @@ class Pool:
     def start(self, name: str, faults: str = "", mode: str = "staged") -> Child:
         """Start a replica."""
         place = (self.address, name, 0, 1, self.numel, mode, 10.0, "cuda")
-        self.replicas[name] = self._start(name, faults, driven.generator, *place)
+        options = (*place, self.segment)
+        self.replicas[name] = self._start(name, faults, driven.generator, *options)
         return self.replicas[name]
 
     def join(self, name: str, faults: str = "", mode: str = "staged") -> Child:

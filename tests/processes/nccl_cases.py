@@ -21,15 +21,23 @@ LOGS: Final = {
 }
 
 
+USUAL: Final = "2.30.7"
+NCCLS: Final = (USUAL, "2.31.2", "2.32.3")
+"""Versions of NCCL that the engine takes."""
+
+
 @dataclass(frozen=True)
 class Case:
     """The faults of the last trainer rank, of the first, or of replica "gen-1"."""
 
     who: str
     faults: str
+    nccl: str = USUAL
+    """On which it is, where the test is not on each."""
 
     def __str__(self) -> str:
-        return f"{self.who}: {self.faults}"
+        version = "" if self.nccl == USUAL else f", NCCL {self.nccl}"
+        return f"{self.who}: {self.faults}{version}"
 
     @property
     def log(self) -> str:

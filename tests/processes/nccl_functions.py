@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from tests.processes.nccl_cases import Case
+from tests.processes.nccl_cases import NCCLS, USUAL, Case
 
 Calls: TypeAlias = Mapping[str, tuple[int, ...]]
 Table: TypeAlias = Mapping[str, Calls]
@@ -165,12 +165,14 @@ NOT: Final = {
 
 
 def cases(table: Table) -> list[Case]:
-    """Return a case for each call of a table that fails."""
+    """Return a case for each call of a table that fails; of NCCL, for each version."""
     return [
-        Case(who, f"{name}@n={number}:fail={3 if name.startswith('nccl') else 999}")
+        Case(who, f"{name}@n={number}:fail={code}", version)
         for who, calls in table.items()
         for name, numbers in calls.items()
+        for code, versions in [(3, NCCLS) if name[:4] == "nccl" else (999, (USUAL,))]
         for number in numbers
+        for version in versions
     ]
 
 

@@ -30,6 +30,7 @@ ASKED = {"ncclCommGetAsyncError"}
 """Of every link, several times a second, by a thread that sees to it."""
 
 
+@pytest.mark.usefixtures("every_nccl")
 def test_every_function_that_is_called_fails_in_some_test(pool: Pool) -> None:
     pool.train()
     pool.join("gen-0")
@@ -66,6 +67,7 @@ def test_every_function_that_is_called_fails_in_some_test(pool: Pool) -> None:
 def test_a_function_that_fails_while_a_link_forms_concerns_no_other(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     pool.train()
     pool.join("gen-0")
     pool.deliver(1, "gen-0")
@@ -92,6 +94,7 @@ def test_a_function_that_fails_while_a_link_forms_concerns_no_other(
 def test_a_function_that_fails_for_the_first_link_is_called_again_for_the_next(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     pool.train()
     pool.inject(case.log, case.faults, now=True)
     broken = pool.start("gen-0")
@@ -113,6 +116,7 @@ def test_a_function_that_fails_for_the_first_link_is_called_again_for_the_next(
 def test_a_function_that_fails_where_a_generator_begins_is_told_there(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     pool.train()
     pool.join("gen-0")
     broken = pool.start("gen-1", case.faults)
@@ -130,6 +134,7 @@ def test_a_function_that_fails_where_a_generator_begins_is_told_there(
 
 @pytest.mark.parametrize("case", parameters(cases(nccl_functions.UNNOTICED_FORMING)))
 def test_a_function_may_fail_that_a_link_can_do_without(case: Case, pool: Pool) -> None:
+    pool.nccl = case.nccl
     pool.train()
     pool.join("gen-0")
     pool.inject("trainer-1", case.of("trainer"), now=True)
@@ -149,6 +154,7 @@ def test_a_function_may_fail_that_a_link_can_do_without(case: Case, pool: Pool) 
 def test_a_function_that_fails_when_a_replica_leaves_holds_nobody_up(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     pool.train()
     pool.join("gen-0")
     pool.join("gen-1")

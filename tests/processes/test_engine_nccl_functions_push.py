@@ -59,6 +59,7 @@ def push(pool: Pool) -> tuple[list[Outcome], dict[str, tuple[Outcome, Held]]]:
 def test_a_function_that_fails_spoils_a_push_for_one_replica(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     full(pool)
     pool.inject(case.log, case.faults)
     outcomes, got = push(pool)
@@ -80,6 +81,7 @@ def test_a_function_that_fails_spoils_a_push_for_one_replica(
 def test_a_function_that_fails_before_anything_is_put_fails_the_push_on_all_ranks(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     full(pool)
     pool.inject(case.log, case.faults)
     pool.begin(2)
@@ -106,6 +108,7 @@ def test_a_function_that_fails_before_anything_is_put_fails_the_push_on_all_rank
 def test_a_replica_whose_switch_fails_says_so_and_comes_back(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     full(pool)
     pool.inject(case.log, case.faults)
     outcomes, got = push(pool)
@@ -125,6 +128,7 @@ def test_a_replica_whose_switch_fails_says_so_and_comes_back(
 def test_a_function_that_fails_for_whoever_asks_spoils_one_replica_at_most(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     full(pool)
     pool.inject(case.log, case.faults)
     outcomes, got = push(pool)
@@ -148,6 +152,7 @@ def test_a_function_that_fails_for_whoever_asks_spoils_one_replica_at_most(
 def test_a_link_that_cannot_be_asked_for_errors_fails_in_the_next_push(
     case: Case, pool: Pool
 ) -> None:
+    pool.nccl = case.nccl
     full(pool)
     pool.inject(case.log, case.faults, now=True)
     fired = eventually(lambda: pool.faults(case.log) == 1)

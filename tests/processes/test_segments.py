@@ -257,6 +257,56 @@ def test_too_small_a_budget_is_an_error_that_names_what_would_do(
     assert 1 == version
 
 
+FILLER = "mem_alloc@n=5:fail=1"
+"""After three segments of a window, and chunks."""
+
+
+async def _lacking(control: Control) -> list[Any]:
+    """There is no memory for a filler; then for that, and later for a larger one."""
+    sizes = {"large": 4 * MIB, "small": 2 * MIB - SEGMENT}
+    state = {name: torch.ones(size, dtype=torch.uint8) for name, size in sizes.items()}
+    weights = [on("cuda", number, zeros(state)) for number in (1, 2)]
+    pushed = on("cuda", 0, state)
+    async with open_job(1, "cuda", staging_bytes=FEW + 10 * MIB) as job:
+        testing.inject(FILLER)
+        first = weightsync.Generator(
+            job.address, weights[0], replica="first", segment_bytes=4096
+        )
+        await job.enter(first)
+        (refused,) = await together(lambda: first.receive(timeout=20))
+        testing.inject("")
+        (trainer,) = job.trainers
+
+        async def push() -> None:
+            await trainer.wait_for_replicas(1, timeout=20)
+            await trainer.push(pushed, timeout=20)
+
+        await together(push, lambda: first.receive(timeout=20))
+        last = weightsync.Generator(
+            job.address, weights[1], replica="last", segment_bytes=6 * MIB
+        )
+        await job.enter(last)
+        await trainer.wait_for_replicas(2, timeout=20)
+        updates = await job.deliver([first, last], pushed)
+    exact = [
+        torch.equal(value, each[name].cpu())
+        for each in weights
+        for name, value in state.items()
+    ]
+    return [str(refused), [update.version for update in updates], exact]
+
+
+@pytest.mark.slow
+def test_memory_that_was_not_there_counts_for_no_budget(
+    processes: EmulatedProcesses,
+) -> None:
+    refused, versions, exact = processes.start(_lacking).result(60)
+
+    assert f"NCCL has no {4 * MIB} bytes" in refused
+    assert [2, 2] == versions
+    assert [True] * 4 == exact
+
+
 async def _nonsense(control: Control) -> list[str]:
     found: list[str] = []
     state = on("cuda", 0, {"w": torch.zeros(3)})

@@ -91,9 +91,7 @@ class PushCase:
 
     def _check_layout(self) -> None:
         if self.cast and not has_kernels(self.engine):
-            raise ValueError(
-                "--cast needs --engine shm or GPUs that have kernels"
-            )
+            raise ValueError("--cast needs --engine shm or GPUs that have kernels")
         if self.small and self.layout != "same":
             raise ValueError("--small needs --layout same")
         if self.layout == "rows" and self.trainers < 2:

@@ -52,6 +52,12 @@ void check_order(const ProcessGroupNccl::Tensors& inputs,
                     ": all tensors must be contiguous in the same memory format");
 }
 
+ProcessGroupNccl::Tensors joined(ProcessGroupNccl::Tensors inputs,
+                                 const ProcessGroupNccl::Tensors& outputs) {
+  inputs.insert(inputs.end(), outputs.begin(), outputs.end());
+  return inputs;
+}
+
 }  // namespace
 
 c10::Device ProcessGroupNccl::device_of(const Call& call) const {
@@ -124,15 +130,19 @@ ProcessGroupNccl::WorkPointer ProcessGroupNccl::issue_on(
     session->give_back(std::move(ready));
   }
   nccl::Communicator& communicator = session->communicator();
-  const Timeouts::Given time = timeouts_->give(call.timeout);
   Issued issued;
+  // Asked before anything is issued: that may fail.
+  issued.captured = is_captured(current);
+  const Timeouts::Given time = timeouts_->give(call.timeout);
   if (timing_) {
     issued.begin = timed_event();
     issued.begin->record(stream);
   }
+  bool begun = false;
   try {
     const std::lock_guard<std::timed_mutex> issuing(communicator.issuing());
     session->check();
+    begun = true;
     const Session::Calling calling(*session, call.name, shm::after(time.timeout));
     if (call.grouped || count > 1) {
       NcclGroup group(communicator.library());
@@ -145,16 +155,17 @@ ProcessGroupNccl::WorkPointer ProcessGroupNccl::issue_on(
     }
   } catch (...) {
     timeouts_->over(time.extension);
+    // The stream of the caller is in order with what becomes of the tensors.
+    if (begun && call.async && !issued.captured) {
+      leave(session, std::move(call), stream, time.timeout);
+    }
     session->check();  // An end that came meanwhile is the reason.
     throw;
   }
   issued.type = call.type;
   issued.name = call.name;
   issued.sequence = call.counts ? ++sequence_ : sequence_.load();
-  if (call.async) {
-    issued.kept = std::move(call.inputs);
-    issued.kept.insert(issued.kept.end(), call.outputs.begin(), call.outputs.end());
-  }
+  if (call.async) issued.kept = joined(std::move(call.inputs), call.outputs);
   issued.results = std::move(call.outputs);
   issued.timeout = time.timeout;
   if (time.extension > kNoTimeout) {
@@ -162,12 +173,34 @@ ProcessGroupNccl::WorkPointer ProcessGroupNccl::issue_on(
     issued.extension = time.extension;
   }
   issued.blocks_host = call.blocks_host || options_->blocking_wait;
-  issued.captured = is_captured(current);
   issued.recorded = recorded.keep();
-  const bool watched = !issued.captured;
   auto work = c10::make_intrusive<WorkNccl>(session, std::move(issued), stream);
-  if (watched) watchdog_->add(work);
+  const std::shared_ptr<Operation>& operation = work->operation();
+  try {
+    operation->mark_end();
+  } catch (...) {
+    if (!operation->captured()) watchdog_->keep(operation);
+    throw;
+  }
+  if (!operation->captured()) watchdog_->add(operation);
   return work;
+}
+
+void ProcessGroupNccl::leave(const std::shared_ptr<Session>& session, Call call,
+                             const c10::Stream& stream,
+                             std::chrono::milliseconds timeout) {
+  Issued left;
+  left.name = call.name;
+  left.sequence = sequence_;
+  left.kept = joined(std::move(call.inputs), call.outputs);
+  left.timeout = timeout;
+  const auto operation = std::make_shared<Operation>(session, std::move(left), stream);
+  try {
+    operation->mark_end();
+  } catch (const std::exception&) {
+    // It has no end that could be seen: its communicator has one.
+  }
+  watchdog_->keep(operation);
 }
 
 std::vector<recorder::Ticket> ProcessGroupNccl::record(const Call& call,

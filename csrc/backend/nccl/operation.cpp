@@ -46,8 +46,16 @@ Operation::Operation(std::shared_ptr<Session> session, Issued issued,
       extension_(issued.extension),
       recorded_(std::move(issued.recorded)),
       kept_(std::move(issued.kept)),
-      end_(begin_ ? timed_event() : session_->take_event()) {
-  end_->record(stream_);
+      end_(begin_ ? timed_event() : session_->take_event()) {}
+
+void Operation::mark_end() {
+  try {
+    const std::lock_guard<std::mutex> lock(mu_);
+    end_->record(stream_);
+  } catch (const std::exception& error) {
+    finish(State::kFailed, {Code::kSystem, describe() + " failed: " + error.what()});
+    throw;
+  }
   // It has no end that could be seen: that it was issued is all there is to say.
   if (captured_) Recording::finish(recorded_, true);
 }

@@ -56,11 +56,14 @@ class Operation {
  public:
   enum class State : std::uint8_t { kPending, kDone, kFailed };
 
-  // Records the end on `stream`, where it was issued just now.
+  // It was issued on `stream`, where mark_end() is called next, before all else. Calls
+  // nothing of CUDA.
   Operation(std::shared_ptr<Session> session, Issued issued, const c10::Stream& stream);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
+  // Its end is here. Raises what CUDA says: then it has failed, and keeps the tensors.
+  void mark_end();
   void watched_by(std::weak_ptr<Watchdog> watchdog);
   // Asks the event, if it has to. Once it is over, the outcome is told, and if it ended
   // well it has let go of the tensors.

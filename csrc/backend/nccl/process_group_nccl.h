@@ -195,6 +195,9 @@ class ProcessGroupNccl : public c10d::Backend {
   WorkPointer issue_on(const std::shared_ptr<Session>& session, Call call,
                        const Launch* launches, std::size_t count,
                        Recording::Open& recorded);
+  // Keeps the tensors of a call that failed for what it has issued before it did.
+  void leave(const std::shared_ptr<Session>& session, Call call,
+             const c10::Stream& stream, std::chrono::milliseconds timeout);
   std::vector<recorder::Ticket> record(const Call& call,
                                        const std::vector<Call>& calls);
   c10::Device device_of(const Call& call) const;

@@ -56,10 +56,18 @@ void Watchdog::start() {
 
 void Watchdog::add(Work work) {
   work->watched_by(weak_from_this());
+  keep(std::move(work));
+}
+
+void Watchdog::keep(Work work) {
   Work oldest;
   {
-    const std::lock_guard<std::mutex> lock(mu_);
-    if (stopping_) return;
+    std::unique_lock<std::mutex> lock(mu_);
+    if (stopping_) {
+      lock.unlock();
+      let_go(work);
+      return;
+    }
     if (!works_.empty()) oldest = works_.front();
     works_.push_back(std::move(work));
     if (works_.size() == 1) changed_.notify_all();

@@ -34,7 +34,8 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   using Work = std::shared_ptr<Operation>;
 
   void add(Work work);
-  void add(const c10::intrusive_ptr<WorkNccl>& work) { add(work->operation()); }
+  // What a call has left behind that failed: nobody knows it, so no hook is called.
+  void keep(Work work);
   // Looks at the calls that threads make of this session's communicator.
   void watch(const std::shared_ptr<Session>& session);
   // Ends a session: its pending operations fail with this, the hooks run, and its

@@ -18,7 +18,7 @@ namespace weightsync {
 
 class WorkNccl : public c10d::Work {
  public:
-  // Records the end of the operation on `stream`, where it was issued just now.
+  // As an operation is made: mark_end() of that comes next.
   WorkNccl(std::shared_ptr<Session> session, Issued issued, const c10::Stream& stream);
   ~WorkNccl() override;
 

@@ -183,6 +183,26 @@ TEST(OneSidedProcesses, a_fault_takes_symmetric_support_away) {
                          {"WEIGHTSYNC_EMULATOR_FAULTS=no-symmetric"}));
 }
 
+TEST(Process, DISABLED_gets_no_second_window) {
+  be_this_process([](Rank& rank) {
+    const TestWindow first(rank, kWindow);
+    EXPECT_NE(nullptr, first.handle());
+    const DeviceBuffer memory(rank.device, kWindow, Kind::kVmm);
+    ncclWindow_t window = reinterpret_cast<ncclWindow_t>(5);
+    EXPECT_EQ(ncclSuccess, ncclCommWindowRegister(rank.communicator, memory.data(),
+                                                  kWindow, &window, kSymmetric));
+    EXPECT_EQ(nullptr, window);
+    const TestWindow third(rank, kWindow);
+    EXPECT_NE(nullptr, third.handle());
+  });
+}
+
+TEST(OneSidedProcesses, a_fault_leaves_one_window_out) {
+  EXPECT_EQ(std::vector<int>(2, 0),
+            as_processes(2, test_of("gets_no_second_window"),
+                         {"WEIGHTSYNC_EMULATOR_FAULTS=window_register@n=2:null"}));
+}
+
 TEST(Process, DISABLED_puts_three_times) {
   be_this_process([](Rank& rank) {
     const TestWindow window(rank, kWindow);

@@ -295,7 +295,7 @@ Outcome window_register(const CommunicatorPtr& communicator, void* buff,
   call.handle_given = win != nullptr;
   call.buffer = buff;
   call.nbytes = size;
-  call.symmetric_support = has_symmetric_support();
+  call.symmetric_support = has_symmetric_support() && !is_null(fault);
   call.readiness = communicator->ready().code();
   const auto [action, decision] = decide_register_call(call);
   if (action == RegisterAction::kRefuse) {
