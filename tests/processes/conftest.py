@@ -65,9 +65,10 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def processes(engine: Engine) -> Iterator[Processes]:
+def processes(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Processes]:
     """Start children; what is left at the end of the test is killed."""
-    found = engine.processes()
+    mark = request.node.get_closest_marker("emulated")
+    found = EmulatedProcesses(**mark.kwargs) if mark else engine.processes()
     yield found
     found.end()
 

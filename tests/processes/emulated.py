@@ -84,15 +84,19 @@ def _on_gpu(
 
 
 class EmulatedProcesses(Processes):
-    """As ``Processes``; its other attributes are those of what starts next."""
+    """As ``Processes``; its other attributes are those of what starts next.
+
+    ``strict`` refuses what NCCL leaves undefined: sources that are not registered,
+    windows over each other.
+    """
 
     device = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         super().__init__()
         self.faults = ""
         self.nccl = "2.30.7"
-        self.strict = False
+        self.strict = strict
         self.hang_seconds = HANG_SECONDS
 
     def start(

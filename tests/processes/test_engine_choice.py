@@ -9,23 +9,18 @@ import pytest
 import torch
 
 import weightsync
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import on, open_job
 from weightsync import testing
 from weightsync.engine_nccl import NcclEngine
 from weightsync.engine_torch import TorchNcclEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.processes.harness import Control, Processes
 
 
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
+pytestmark = pytest.mark.emulated
 
 
 def error_of(call: Callable[[], object]) -> str:

@@ -14,7 +14,6 @@ import torch
 
 import weightsync
 from tests.processes.driven import MIB
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.placing import LAUNCHED, placed
 from tests.processes.rig import (
     MODES,
@@ -31,13 +30,18 @@ from weightsync.packing import PUT_BYTES
 from weightsync.plan import CAST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Control
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.emulated(strict=True),
+    pytest.mark.timeout(60),
+]
 
 ROWS, COLUMNS = 48, 1 << 15
 """Of a matrix that is three MiB large when it is bfloat16."""
@@ -48,15 +52,6 @@ SEGMENT = 1 << 20
 KERNELS = ("Launch", "a launch")
 NEW = ("MemAlloc", "Malloc", "HostAlloc", "StreamCreate", "Register", "CommInit")
 COPIES = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    # It refuses sources that are not registered.
-    found.strict = True
-    yield found
-    found.end()
 
 
 def counted(parts: tuple[str, ...]) -> int:

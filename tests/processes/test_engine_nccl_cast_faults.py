@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import weightsync
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.placing import placed
 from tests.processes.ranks import in_threads
 from tests.processes.rig import SECONDS, Job, on, open_job
@@ -27,20 +26,16 @@ from weightsync.slots import Slots
 from weightsync.together import Together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Control
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.emulated,
+    pytest.mark.timeout(60),
+]
 
 TIMEOUT, GRACE = 3.0, 3.0
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 async def _fails(control: Control, faults: str) -> Any:

@@ -12,16 +12,14 @@ import torch
 
 import weightsync
 from tests.processes.driven import MIB
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import MODES, Job, Mode, on, open_job
 from weightsync import testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Control
 
-pytestmark = testing.requires_emulator()
+pytestmark = [testing.requires_emulator(), pytest.mark.emulated]
 
 PUSHES = 20
 KERNELS = ("Launch", "a launch")
@@ -30,13 +28,6 @@ NEW = ("MemAlloc", "Malloc", "HostAlloc", "StreamCreate", "Register", "CommInit"
 
 EVENTS = 8
 """So many more may be in use at once in one push than in another."""
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 def counted(parts: tuple[str, ...]) -> Counter[str]:

@@ -11,24 +11,16 @@ import pytest
 
 from tests.processes import driven
 from tests.processes.driven import SENTINEL, Held, ask, call
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.single import FAULTS, GRACE, TIMEOUT, Pool, delivered, joined
 from weightsync import testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.processes.emulated import EmulatedProcesses
 
-pytestmark = testing.requires_emulator()
+pytestmark = [testing.requires_emulator(), pytest.mark.emulated]
 
 QUICK = {"a put is refused"}
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 @pytest.mark.parametrize("number", [1, 3, 6])

@@ -11,21 +11,23 @@ import weightsync
 from tests.emulator.leftovers import eventually
 from tests.processes import nccl_functions
 from tests.processes.driven import Held, call
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.nccl_cases import Case, parameters
 from tests.processes.nccl_functions import cases
 from tests.processes.rig import on, open_job, together
 from weightsync import testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.processes.driven import Outcome
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.faulty import Pool
     from tests.processes.harness import Control
     from tests.processes.rig import Job
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.emulated,
+    pytest.mark.timeout(60),
+]
 
 NAMES = ("gen-0", "gen-1")
 FAILURES = {"PeerError", "WeightSyncError"}
@@ -174,13 +176,6 @@ ROWS = 64
 COLUMNS = 48
 SEGMENT = 4096
 """So that there are several of it."""
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 def matrix(version: int) -> torch.Tensor:

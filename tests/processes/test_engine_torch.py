@@ -11,27 +11,20 @@ import torch
 import weightsync
 from tests.processes import driven
 from tests.processes.driven import SENTINEL, Held, ask, call
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import MODES, SECONDS, Job, Mode, on, open_job
 from tests.processes.single import BLOCKING, FAULTS, GRACE, TIMEOUT, Pool, joined
 from weightsync import testing
 from weightsync.packing import PUT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Control
 
-pytestmark = testing.requires_emulator()
+pytestmark = [testing.requires_emulator(), pytest.mark.emulated]
 
 ENGINES = ("nccl", "torch-nccl2")
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 def _part(whole: torch.Tensor, top: int, left: int, *shape: int) -> weightsync.Shard:

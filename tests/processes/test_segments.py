@@ -15,31 +15,24 @@ import torch
 import weightsync
 from tests.processes import driven
 from tests.processes.driven import MIB, SENTINEL, Held, ask, call
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import MODES, Mode, on, open_job, raw, together
 from weightsync import testing
 from weightsync.budget import FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Child, Control
 
-pytestmark = testing.requires_emulator()
+pytestmark = [testing.requires_emulator(), pytest.mark.emulated]
 
 SEGMENT = 1 << 16
 
 ROWS, COLUMNS = 96, 128
 """Of a matrix of int32: three quarters of a segment."""
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    yield found
-    found.end()
 
 
 def model(version: int) -> dict[str, Tensor]:

@@ -14,33 +14,29 @@ import torch
 
 import weightsync
 from tests.processes.driven import MIB
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import MODES, SECONDS, Job, Mode, on, raw, together
 from weightsync import testing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from torch import Tensor
 
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.harness import Control
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60), pytest.mark.anyio]
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.emulated(strict=True),
+    pytest.mark.timeout(60),
+    pytest.mark.anyio,
+]
 
 SEGMENT = 1 << 16
 """Bytes: small, so that there are many segments, and puts end where they do."""
 
 ROWS, COLUMNS = 96, 128
 """Of a matrix of int32: three quarters of a segment."""
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    # It refuses sources that are not registered, and windows over each other.
-    found.strict = True
-    yield found
-    found.end()
 
 
 def matrix(start: int) -> Tensor:

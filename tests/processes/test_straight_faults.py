@@ -13,28 +13,24 @@ import weightsync
 from tests.processes import driven
 from tests.processes import test_engine_nccl_matrix_push as matrix
 from tests.processes.driven import MIB, Held, call
-from tests.processes.emulated import EmulatedProcesses
 from tests.processes.rig import on
 from tests.processes.test_straight import octets, open_straight, registered
 from weightsync import testing
 from weightsync.engines import NO_STRAIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from tests.processes.emulated import EmulatedProcesses
     from tests.processes.faulty import Pool
     from tests.processes.harness import Control
     from tests.processes.nccl_cases import Case
 
-pytestmark = [testing.requires_emulator(), pytest.mark.timeout(60)]
-
-
-@pytest.fixture
-def processes() -> Iterator[EmulatedProcesses]:
-    found = EmulatedProcesses()
-    found.strict = True
-    yield found
-    found.end()
+pytestmark = [
+    testing.requires_emulator(),
+    pytest.mark.emulated(strict=True),
+    pytest.mark.timeout(60),
+]
 
 
 # What is refused
