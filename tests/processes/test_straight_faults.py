@@ -286,7 +286,7 @@ def test_a_push_that_nccl_spoils_is_spoilt_for_one_replica(
     case: Case, pool: Pool
 ) -> None:
     pool.straight = True
-    matrix.test_a_push_that_nccl_spoils_is_spoilt_for_one_replica(case, "2.30.7", pool)
+    matrix.test_a_push_that_nccl_spoils_is_spoilt_for_one_replica(case, pool)
 
 
 @pytest.mark.slow
