@@ -247,6 +247,7 @@ async def test_closing_the_listener_ends_its_channels_and_frees_its_port() -> No
         pass
 
 
+@pytest.mark.usefixtures("collected")
 async def test_a_cancelled_connect_leaves_no_descriptor_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint(host="127.0.0.1", port=silent.getsockname()[1], token="")
@@ -259,6 +260,7 @@ async def test_a_cancelled_connect_leaves_no_descriptor_behind() -> None:
         assert before == len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.usefixtures("collected")
 async def test_a_thousand_channels_leave_no_descriptor_behind() -> None:
     async with serving() as listener:
         await assert_serves(listener)
