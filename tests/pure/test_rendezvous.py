@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from tests.pure.cards import CARD, Card
 from weightsync.errors import (
     PlanError,
     ProtocolError,
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch.distributed import Store
-
-
-class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    rank: int
-
-
-CARD = Card(name="gen-0", rank=3)
 
 
 @pytest.fixture(params=["tcp", "file"])

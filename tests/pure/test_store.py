@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
+from tests.pure.cards import CARD, Card
 from weightsync.errors import (
     PeerError,
     PlanError,
@@ -32,14 +32,6 @@ from weightsync.store import (
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-
-class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    rank: int
-
-
-CARD = Card(name="gen-0", rank=3)
 
 
 def listening_addresses(port: int) -> set[str]:
