@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Generic
 
+import anyio
+
 from weightsync.core import Core, SessionT
 from weightsync.runtime import in_thread
 from weightsync.session import check_timeout
@@ -50,8 +52,9 @@ class Transport(Face[SessionT]):
         try:
             await runtime.acall(session.open)
         except BaseException:
-            self._core.end()
-            await in_thread(runtime.close)
+            # Also what had just succeeded when it was cancelled.
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
             raise
         return self
 

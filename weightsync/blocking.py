@@ -43,8 +43,7 @@ class _Blocking(Face[SessionT]):
         try:
             runtime.call(session.open)
         except BaseException:
-            self._core.end()
-            runtime.close()
+            self.close()  # also what had just succeeded when it was interrupted
             raise
         return self
 

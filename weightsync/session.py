@@ -87,7 +87,10 @@ class Session(ABC):
             raise
 
     async def close(self) -> None:
-        """Leave the others, also if cancelled; takes a few seconds at most."""
+        """Leave the others, also if cancelled; takes a few seconds at most.
+
+        Idempotent.
+        """
         with anyio.CancelScope(shield=True):
             await self._leave()
             await self._retract()

@@ -48,7 +48,6 @@ class Stage:
     ) -> None:
         self.replicas: list[Replica] = []
         self.jobs: list[Job] = []
-        self.log: list[str] = []
         self._scenario = scenario
         self.engine = engine
         self._start_process = processes.start
@@ -76,8 +75,8 @@ class Stage:
         self.must(lambda: not self._frozen, 10.0, "go on after having been stopped")
 
     def note(self, what: str) -> None:
-        """Remember for the case of a failure."""
-        self.log.append(f"{time.monotonic() - self._began:7.3f} {what}")
+        """Say what happens: pytest shows it where the test fails, however it does."""
+        print(f"{time.monotonic() - self._began:7.3f} {what}")
 
     @property
     def job(self) -> Job | None:

@@ -57,7 +57,8 @@ def _address(scenario: Scenario, folder: Path) -> str:
 
 
 def _play(scenario: Scenario, engine: Engine, folder: Path) -> list[str]:
-    """Play a scenario; return what was wrong, with all that is needed to see why."""
+    """Play a scenario; print what happens, and return what was wrong."""
+    print(scenario)
     before = driven.in_shared_memory()
     processes = engine.processes()
     stage = Stage(scenario, engine, processes, _address(scenario, folder))
@@ -71,8 +72,7 @@ def _play(scenario: Scenario, engine: Engine, folder: Path) -> list[str]:
         processes.end()
     found = error + faults(stage)
     left = driven.in_shared_memory() - before
-    found += [f"left in /dev/shm: {left}"] if left else []
-    return [*found, str(scenario), *stage.log] if found else []
+    return found + ([f"left in /dev/shm: {left}"] if left else [])
 
 
 def test_whatever_happens_everybody_has_a_whole_version_or_an_error(
