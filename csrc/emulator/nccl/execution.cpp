@@ -152,7 +152,8 @@ bool Execution::barrier() {
 }
 
 std::byte* Execution::map(const Remote& remote) {
-  return communicator_.peer_memory().map(remote);
+  mapped_.push_back(communicator_.peer_memory().map(remote));
+  return mapped_.back().get();
 }
 
 void Communicator::enqueue(const std::vector<std::shared_ptr<Operation>>& operations,

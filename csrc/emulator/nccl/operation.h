@@ -137,7 +137,7 @@ class Execution {
 
   // The address of a peer's (or one's own) memory in this process; null if it cannot
   // be mapped (its owner died or freed it). Cached by the communicator; valid until
-  // run() returns.
+  // this goes, whatever its owner does.
   std::byte* map(const Remote& remote);
 
  private:
@@ -150,6 +150,7 @@ class Execution {
   const std::uint64_t place_;  // in the serial order
   const std::string call_site_;
   std::uint64_t step_ = 0;
+  std::vector<std::shared_ptr<std::byte>> mapped_;
 };
 
 }  // namespace weightsync::emulator::nccl

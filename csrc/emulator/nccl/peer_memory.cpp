@@ -24,6 +24,22 @@ bool is_stale(const shm::Locator& locator) {
   return ::stat(path, &info) != 0 || info.st_ino != locator.inode;
 }
 
+std::shared_ptr<std::byte> at(const std::shared_ptr<shm::Segment>& segment,
+                              std::size_t offset) {
+  return {segment, segment->data() + offset};
+}
+
+// Memory of this process that need not be mapped again, or null.
+std::shared_ptr<std::byte> find_own(const Remote& remote) {
+  // It was a pointer of this process. NOLINTNEXTLINE(performance-no-int-to-ptr)
+  auto* const address = reinterpret_cast<std::byte*>(remote.address);
+  if (remote.memory.fd < 0) return {std::shared_ptr<void>(), address};
+  const std::optional<Allocation> found = find_allocation(address);
+  if (!found || !found->segment) return nullptr;
+  const bool same = found->segment->locator().inode == remote.memory.inode;
+  return same ? at(found->segment, remote.offset) : nullptr;
+}
+
 }  // namespace
 
 Remote locate(const void* address) {
@@ -40,10 +56,9 @@ Remote locate(const void* address) {
   return remote;
 }
 
-std::byte* PeerMemory::map(const Remote& remote) {
+std::shared_ptr<std::byte> PeerMemory::map(const Remote& remote) {
   if (remote.memory.pid == ::getpid()) {
-    // It was a pointer of this process. NOLINTNEXTLINE(performance-no-int-to-ptr)
-    return reinterpret_cast<std::byte*>(remote.address);
+    if (auto own = find_own(remote)) return own;
   }
   if (remote.memory.fd < 0) return nullptr;
   const shm::MutexLock lock(mu_);
@@ -54,7 +69,7 @@ std::byte* PeerMemory::map(const Remote& remote) {
     if (!segment.ok()) return nullptr;
     found = entries_.emplace(key, Entry{remote.memory, segment.take()}).first;
   }
-  return found->second.segment->data() + remote.offset;
+  return at(found->second.segment, remote.offset);
 }
 
 std::shared_ptr<shm::Segment> PeerMemory::open(const shm::Locator& locator) {

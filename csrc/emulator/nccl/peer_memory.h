@@ -1,8 +1,9 @@
 // PeerMemory: the segments of other ranks that this rank has mapped.
 //
-// Memory of the same process is never mapped again: its address is used as it is, so
-// that the thread sanitizer follows it. Mappings whose owner has freed the memory are
-// dropped by trim(). Any thread may call anything.
+// Allocations of the same process are not mapped again: they are used where their
+// segment is, which for memory of ncclMemAlloc is another place than the user's.
+// Mappings whose owner has freed the memory are dropped by trim(). Any thread may call
+// anything.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +22,9 @@ struct Remote;
 
 class PeerMemory {
  public:
-  // The address of this memory here, or null if it cannot be had. Valid until the next
-  // trim() at least.
-  std::byte* map(const Remote& remote);
+  // The address of this memory here, or null if it cannot be had. Memory of a device
+  // can be used as long as this is kept, also when its owner has left and freed it.
+  std::shared_ptr<std::byte> map(const Remote& remote);
   // A mapping that the caller keeps for as long as it likes: for windows.
   std::shared_ptr<shm::Segment> open(const shm::Locator& locator);
 
