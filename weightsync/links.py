@@ -33,19 +33,29 @@ class Links:
         self._peer: Final = peer
         self._engines: Final = engines
         self._layouts: Final = layouts
-        self._links: dict[int, TrainerLink] = {}
+        self._links: dict[int, TrainerLink | None] = {}  # None while it is made
 
     def get(self, link: int) -> TrainerLink | None:
-        """Return a link; None where it was dropped, or never offered."""
+        """Return a link; None where it was dropped, or is not offered yet."""
         return self._links.get(link)
 
-    def offer(self, message: OfferLink) -> None:
+    def offer(self, tasks: Tasks, message: OfferLink) -> None:
         """Make a link, and say how it is reached."""
+        self._links[message.link] = None
+        tasks.start_soon(self._offer, message)
+
+    async def _offer(self, message: OfferLink) -> None:
+        """In a thread: torch asks a name server, which may not answer for long."""
         try:
             engine = self._engines.get(message.engine)
-            link = TrainerLink(self._rank, self._layouts, engine, message.replica)
+            args = self._rank, self._layouts, engine, message.replica
+            link = await in_thread(TrainerLink, *args)
         except WeightSyncError as error:
+            self._links.pop(message.link, None)
             self._peer.post(LinkFailed(message.link, Fault.of(error)))
+            return
+        if message.link not in self._links:
+            await end_link(link, self._peer)  # it was dropped meanwhile
             return
         self._links[message.link] = link
         sources = len(engine.sources)
@@ -78,5 +88,5 @@ class Links:
 
     def take_all(self) -> list[TrainerLink]:
         """Return all links, which are not known here any more, to be aborted."""
-        links, self._links = list(self._links.values()), {}
-        return links
+        links, self._links = self._links.values(), {}
+        return [link for link in links if link is not None]

@@ -251,7 +251,7 @@ class TrainerRank:
             case Happened() | TellMembership():
                 self.following.handle(message)
             case OfferLink():
-                self._links.offer(message)
+                self._links.offer(self._tasks, message)
             case FormLink():
                 self._start_form(message)
             case DropLink():

@@ -13,12 +13,14 @@ import torch
 
 import weightsync
 from tests.processes.harness import free_address
+from weightsync.engine import ShmEngine
 from weightsync.link import GeneratorLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECONDS = 20.0
+SLOW_SECONDS = 2.0
 
 
 async def _cancelled_late(
@@ -86,3 +88,51 @@ async def test_such_a_replica_gives_up_a_link_that_nobody_else_forms(
         seconds = await _cancelled_late(generator, forming.is_set)
 
     assert seconds < 3.0
+
+
+@pytest.fixture
+def slow_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a link take long to be made, as where a name server does not answer."""
+    make = ShmEngine.group
+
+    def group(engine: ShmEngine, *, first: bool) -> object:
+        """Make it late."""
+        time.sleep(SLOW_SECONDS)
+        return make(engine, first=first)
+
+    monkeypatch.setattr(ShmEngine, "group", group)
+
+
+@pytest.mark.usefixtures("slow_to_meet")
+@pytest.mark.parametrize("engine", ["shm"], indirect=True)
+@pytest.mark.asyncio
+async def test_trainers_answer_while_a_link_is_made() -> None:
+    address = free_address()
+    asked = 0
+    async with weightsync.Trainer(address, timeout=SECONDS) as trainer:
+        async with weightsync.Generator(
+            address, {"w": torch.zeros(4)}, replica="gen", timeout=SECONDS
+        ):
+            while trainer.replicas != ("gen",):
+                await trainer.membership(timeout=SLOW_SECONDS / 2)
+                asked += 1
+                await anyio.sleep(0.05)
+
+    assert asked >= 5
+
+
+@pytest.mark.usefixtures("slow_to_meet")
+@pytest.mark.parametrize("engine", ["shm"], indirect=True)
+@pytest.mark.asyncio
+async def test_an_opening_is_cancelled_at_once_while_a_link_is_made() -> None:
+    address = free_address()
+    async with weightsync.Trainer(address, timeout=SECONDS):
+        generator = weightsync.Generator(
+            address, {"w": torch.zeros(4)}, replica="gen", timeout=SECONDS
+        )
+        started = anyio.current_time()
+        with anyio.move_on_after(0.1):
+            await generator.__aenter__()
+        seconds = anyio.current_time() - started
+
+    assert seconds < SLOW_SECONDS / 2
