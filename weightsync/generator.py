@@ -138,12 +138,15 @@ class GeneratorRank:
             f"{self._held_up()}"
         )
 
-    async def leave(self) -> None:
-        """Leave the pool and tear the link down."""
+    def leave(self) -> None:
+        """Leave the pool; ``end_link`` follows."""
         if self._peer is not None:
             self._peer.post(Leaving())
             self._peer.finish()
         self.fail(ClosedError("the generator is closed"))
+
+    async def end_link(self) -> None:
+        """Tear the link down."""
         await in_thread(self._link.abort)
 
     async def _arrived(self) -> None:

@@ -24,7 +24,7 @@ from weightsync.hub import Hub
 from weightsync.link import GeneratorLink
 from weightsync.messages import Ended, Fault, FromRank, Manifests, ToRank, ToReplica
 from weightsync.peer import MessageStream, Peer, local_pair
-from weightsync.runtime import in_thread
+from weightsync.runtime import in_thread, in_thread_for
 from weightsync.session import LEADER, PAUSE_SECONDS, Session, listener_before
 from weightsync.store import FileAddress
 from weightsync.together import Together
@@ -94,7 +94,9 @@ class Joining(Session):
         """Join; return when this rank was accepted."""
         started, member = anyio.current_time(), self._member
         member.engine.host = await self._find_host()
-        link = GeneratorLink(self.place.rank, member.slots, member.engine)
+        args = self.place.rank, member.slots, member.engine
+        # Torch asks a name server, which may not answer for long.
+        link = await in_thread_for(self.place.timeout, GeneratorLink, *args)
         settle = partial(member.settle, link)
         self.rank = GeneratorRank(self.place.rank, member.reading, link, settle)
         if not self._again:
@@ -139,9 +141,11 @@ class Joining(Session):
         return moved or (other and left > AGAIN_SECONDS)
 
     async def _leave(self) -> None:
-        """Leave the pool."""
+        """Leave the pool, and say so before trainers find that the link has ended."""
         if hasattr(self, "rank"):
-            await self.rank.leave()
+            self.rank.leave()
+            await self._conversations.flush()
+            await self.rank.end_link()
 
     @property
     def _key(self) -> str:

@@ -249,6 +249,7 @@ class Conversations:
         self._count = 0
         self._quiet = anyio.Event()
         self._quiet.set()
+        self._flushed: float | None = None
 
     async def hold(self, peer: Peer, handle: Callable[[Any], None]) -> WeightSyncError:
         """``peer.run``, counted."""
@@ -263,8 +264,10 @@ class Conversations:
                 self._quiet.set()
 
     async def flush(self) -> None:
-        """Give what was posted last the time to be sent."""
-        with anyio.move_on_after(FLUSH_SECONDS):
+        """Give what was posted last the time to be sent: so long, and once."""
+        if self._flushed is None:
+            self._flushed = anyio.current_time() + FLUSH_SECONDS
+        with anyio.CancelScope(deadline=self._flushed):
             await self._quiet.wait()
 
 
