@@ -26,8 +26,10 @@ constexpr std::uint8_t kCalledOff = 0;
 // A store whose server is gone is noticed after this, even without a deadline.
 constexpr std::chrono::hours kLongest{1};
 
-// For one attempt to connect to a store: after it an abort is noticed.
+// For the first attempt to connect to a store, after which an abort is noticed. Each
+// other has twice as long: torch asks a name server in between, which may be slow.
 constexpr std::chrono::milliseconds kTry{1000};
+constexpr std::chrono::milliseconds kLongestTry{64000};
 
 // How long after its deadline an attempt may take to say who was missing.
 constexpr std::chrono::seconds kSay{2};
@@ -91,10 +93,10 @@ Status Rendezvous::connect() {
   options.waitWorkers = false;
   // TCPStore tries again and again where nobody listens, and cannot be interrupted.
   c10::intrusive_ptr<c10d::TCPStore> found;
-  while (!found) {
+  for (auto attempt = kTry; !found; attempt = std::min(2 * attempt, kLongestTry)) {
     Status status = given_up();
     if (!status.ok()) return status;
-    options.timeout = std::min(kTry, left_until(deadline_));
+    options.timeout = std::min(attempt, left_until(deadline_));
     try {
       found = c10::make_intrusive<c10d::TCPStore>(address.host, options);
     } catch (const std::exception&) {
