@@ -40,7 +40,7 @@ async def _cancelled_late(
             while not until():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)  # noqa: ASYNC251 -- it is to block.
-            time.sleep(0.2)  # noqa: ASYNC251
+            time.sleep(0.2)  # noqa: ASYNC251 -- it is to block.
             scope.cancel()
             started = time.monotonic()
     return time.monotonic() - started
