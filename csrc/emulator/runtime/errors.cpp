@@ -98,18 +98,18 @@ const char* error_words(cudaError_t error) {
   return words == nullptr ? "unrecognized error code" : words->words;
 }
 
-void Faults::set(int device, Outcome fault) {
+void DeviceFaults::set(int device, Outcome fault) {
   const shm::MutexLock lock(mu_);
   faults_.emplace(device, std::move(fault));
 }
 
-Outcome Faults::of(int device) {
+Outcome DeviceFaults::of(int device) {
   const shm::MutexLock lock(mu_);
   const auto found = faults_.find(device);
   return found == faults_.end() ? Outcome() : found->second;
 }
 
-void Faults::clear(int device) {
+void DeviceFaults::clear(int device) {
   const shm::MutexLock lock(mu_);
   faults_.erase(device);
 }

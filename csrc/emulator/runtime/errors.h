@@ -17,7 +17,7 @@ const char* error_name(cudaError_t error);
 const char* error_words(cudaError_t error);
 
 // Faults of devices, which every later call returns. Thread-safe.
-class Faults {
+class DeviceFaults {
  public:
   // The first fault of a device stays.
   void set(int device, Outcome fault);

@@ -38,7 +38,7 @@ class Machine {
   Memory& memory() { return memory_; }
   Vmm& vmm() { return vmm_; }
   Streams& streams() { return streams_; }
-  Faults& faults() { return faults_; }
+  DeviceFaults& faults() { return faults_; }
 
   // VMM memory with an address, as ncclMemAlloc gives it.
   shm::Result<Allocation> allocate_vmm(int device, std::size_t nbytes);
@@ -64,7 +64,7 @@ class Machine {
   // With locks of their own.
   Memory memory_;
   Vmm vmm_;
-  Faults faults_;
+  DeviceFaults faults_;
   Streams streams_;
 
   shm::Mutex mu_;
