@@ -23,20 +23,24 @@ async def to_the_end(
     The cancellation is raised when the function has returned, however it did.
     """
     outcome: Future[ResultT] = Future()
+    over = anyio.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(_tell, cancel)
+        group.start_soon(_tell, cancel, over)
         with anyio.CancelScope(shield=True):
             try:
                 outcome.set_result(await function(*args))
             except Exception as error:  # noqa: BLE001 -- raised below, in no group.
                 outcome.set_exception(error)
-        group.cancel_scope.cancel()
+        # Not a cancellation: anyio leaves each in a cycle of references, with all that
+        # the function has, until garbage is collected.
+        over.set()
     await anyio.lowlevel.checkpoint_if_cancelled()
     return outcome.result()
 
 
-async def _tell(cancel: Callable[[], None]) -> None:
+async def _tell(cancel: Callable[[], None], over: anyio.Event) -> None:
     try:
-        await anyio.sleep_forever()
-    finally:
+        await over.wait()
+    except anyio.get_cancelled_exc_class():
         cancel()
+        raise

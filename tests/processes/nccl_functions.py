@@ -111,7 +111,7 @@ ASKING: Final[Table] = {
 """Between two pushes: the next one fails for that replica, which comes back."""
 
 EITHER: Final[Table] = {
-    "trainer": {"cudaEventQuery": (1, 5)},
+    "trainer": {"cudaEventDestroy": (1,), "cudaEventQuery": (1, 5)},
     "generator": {"cudaEventDestroy": (1,)},
 }
 """It depends on who asks at that moment whether a replica fails, or nothing."""
