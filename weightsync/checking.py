@@ -157,8 +157,10 @@ class Checks:
         replicas = self._members.replicas.values()
         joining = [replica.name for replica in replicas if not replica.waiting]
         waiting = [replica.name for replica in replicas if replica.waiting]
+        failed = self._members.log.last_failure([*joining, *waiting])
         names = f"; still joining: {', '.join(joining)}" if joining else ""
         names += f"; waiting to be proposed: {', '.join(waiting)}" if waiting else ""
+        names += f"; {failed}" if failed else ""
         return f"no replica has joined (wait_for_replicas waits for them){names}"
 
 

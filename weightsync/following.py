@@ -55,11 +55,14 @@ class Following:
         return await self._request(AskMembership, timeout)
 
     async def absent(self) -> str:
-        """Say who is not in the pool, for a message; empty where that is not known."""
+        """Say who is not in the pool, and who failed last, for a message.
+
+        Empty where that is not known.
+        """
         with suppress(WeightSyncError):
-            return "".join(
-                [f"; {who}" for who in (await self.ask(ABSENT_SECONDS)).absent]
-            )
+            members = await self.ask(ABSENT_SECONDS)
+            failed = self._log.last_failure(members.replicas)
+            return "".join([f"; {one}" for one in (*members.absent, failed) if one])
         return ""
 
     async def propose(

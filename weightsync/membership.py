@@ -11,7 +11,7 @@ import msgspec
 from weightsync.stats import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 REASON_LIMIT: Final = 4096
 """Characters of a reason; it is remembered and goes to everybody."""
@@ -207,3 +207,10 @@ class EventLog:
         if not self._events or number >= self.number:
             return None
         return self._events[max(number + 1 - self._events[0].number, 0)]
+
+    def last_failure(self, present: Container[str]) -> MembershipEvent | None:
+        """Return the last event of a replica that failed, unless it is here again."""
+        for event in reversed(self._events):
+            if event.role == "replica" and event.kind == "failed":
+                return None if event.name in present else event
+        return None

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import weightsync
-from tests.processes.rig import on, open_job
+from tests.processes.rig import SECONDS, on, open_job
 from weightsync import testing
 from weightsync.engine_nccl import NcclEngine
 from weightsync.engine_torch import TorchNcclEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tests.processes.harness import Control, Processes
 
@@ -34,11 +34,18 @@ def error_of(call: Callable[[], object]) -> str:
 
 async def opening(transport: Any) -> str:
     """Return what opening raises."""
+    if found := await error_while(transport.__aenter__()):
+        return found
+    await transport.aclose()
+    return ""
+
+
+async def error_while(call: Awaitable[object]) -> str:
+    """Return class and message of what a call raises."""
     try:
-        await transport.__aenter__()
+        await call
     except weightsync.WeightSyncError as error:
         return f"{type(error).__name__}: {error}"
-    await transport.aclose()
     return ""
 
 
@@ -139,3 +146,31 @@ def test_the_ranks_of_a_link_meet_on_the_interface_of_the_control_plane(
     handles = processes.start(_meetings, "127.0.0.2").result(30)
 
     assert [True, True] == ["127.0.0.2:" in handle for handle in handles]
+
+
+async def _shares_a_gpu(control: Control) -> list[str]:
+    """Let a replica join on the GPU of the trainer, which NCCL takes once."""
+    async with open_job(1, "cuda") as job:
+        generator = weightsync.Generator(
+            job.address, state("cuda"), replica="here", rank=0, world_size=1
+        )
+        await job.enter(generator)
+        refused = await error_while(generator.receive(timeout=SECONDS))
+        (trainer,) = job.trainers
+        waited = await error_while(trainer.wait_for_replicas(1, timeout=0.1))
+        pushed = await error_while(job.push(state("cuda"), timeout=SECONDS))
+    return [refused, waited, pushed]
+
+
+@testing.requires_emulator()
+def test_whoever_waits_for_a_replica_is_told_why_the_last_one_failed(
+    processes: Processes,
+) -> None:
+    refused, waited, pushed = processes.start(_shares_a_gpu).result(30)
+
+    reason = "both use GPU 0"
+    assert reason in refused
+    assert "; replica 'here' failed: " in waited
+    assert reason in waited
+    assert "no replica has joined (wait_for_replicas waits for them); " in pushed
+    assert reason in pushed

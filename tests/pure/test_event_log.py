@@ -46,3 +46,16 @@ def test_an_event_says_for_people_what_happened() -> None:
 
     assert "replica 'gen-0' failed: it hung" == str(failed)
     assert "trainer rank 1 left" == str(left)
+
+
+def test_the_last_failure_is_that_of_a_replica_that_is_not_here_again() -> None:
+    log = _log(2)
+    nothing = log.last_failure(())
+    log.add("failed", "replica", "gen-0", "it hung")
+    failed = log.add("failed", "replica", "gen-1", "it died")
+    log.add("left", "replica", "gen-2", "")
+    log.add("failed", "trainer", "1", "it died")
+
+    assert nothing is None
+    assert failed == log.last_failure({"gen-0", "gen-2"})
+    assert log.last_failure({"gen-1"}) is None
