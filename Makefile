@@ -86,7 +86,7 @@ python-test: install ## Run the Python tests
 gpu: install ## Run the tests that need an NVIDIA GPU
 	@scripts/python-test tests/gpu tests/processes -m gpu
 
-conformance: install ## Run the conformance suite, also what is too slow for the CI
+conformance: install ## Run the conformance suite, for the backends of torch too
 	@scripts/python-test tests/conformance -m ''
 
 backend-table: install ## Run it, and write what it gives into docs/backend.md

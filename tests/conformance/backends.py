@@ -13,7 +13,10 @@ from typing import Final
 
 import torch
 
-BACKENDS: Final = ("nccl", "nccl2", "weightsync-nccl2")
+PEERS: Final = ("nccl", "nccl2")
+"""Those of torch."""
+
+BACKENDS: Final = (*PEERS, "weightsync-nccl2")
 
 # What a backend does not offer: a module of tests that NEEDS it leaves it out.
 LACKING: Final = {

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.conformance import backends
-from tests.conformance.backends import BACKENDS, FAULTS, LACKING, TORCH, Fault
+from tests.conformance.backends import BACKENDS, FAULTS, LACKING, PEERS, TORCH, Fault
 from tests.conformance.results import Case, Record
 from weightsync import testing
 
@@ -57,8 +57,9 @@ def pytest_pycollect_makeitem(collector: pytest.Collector) -> Collecting:
     return items
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect the known faults, and skip where there is no emulator.
+    """Mark backends of torch, expect known faults, and skip where is no emulator.
 
     What holds the record against the page comes last.
     """
@@ -66,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in here:
         item.add_marker(testing.requires_emulator())
+        if isinstance(item, pytest.Function) and _backend(item) in PEERS:
+            item.add_marker(pytest.mark.peer)
         for fault in FAULTS:
             if not fault.cases and _meets(item, fault):
                 item.add_marker(pytest.mark.xfail(reason=fault.reason, strict=True))

@@ -54,7 +54,7 @@ def test_whatever_is_not_alike_has_a_reason() -> None:
 
 def test_a_session_records_what_it_runs_and_that_there_is_more(tmp_path: Path) -> None:
     file, test = tmp_path / "record", "test_a_backend_is_of_its_own_class"
-    options = ["-k", f"{test} and not weightsync", "--backend-report", file]
+    options = ["-m", "", "-k", f"{test} and not weightsync", "--backend-report", file]
     command = [sys.executable, "-m", "pytest", HERE / "test_backends.py", *options]
     subprocess.run(command, check=True, cwd=HERE.parents[1], stdout=subprocess.DEVNULL)
     record = msgspec.json.decode(file.read_bytes(), type=Record)

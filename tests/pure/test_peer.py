@@ -29,10 +29,11 @@ class Word(msgspec.Struct, frozen=True, tag=True):
 
 async def test_what_is_said_last_arrives_though_the_other_side_is_not_heard() -> None:
     heard: list[str] = []
-    ended = anyio.Event()
+    told, ended = anyio.Event(), anyio.Event()
 
     async def leave(_: bytes, channel: Channel[Any]) -> None:
         """Leave with much unread, and with more to come."""
+        await told.wait()  # what is said last has a second from here
         peer = Peer(channel)
         peer.post(Word("goodbye"))
         peer.finish()
@@ -45,6 +46,7 @@ async def test_what_is_said_last_arrives_though_the_other_side_is_not_heard() ->
         async with channel:
             for _ in range(1000):
                 await channel.send(Word("unread" * 100))
+            told.set()
             await ended.wait()
             await anyio.sleep(0.1)  # a reset would be here by now
             for _ in range(10):
