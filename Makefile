@@ -45,7 +45,7 @@ $(VENV)/.requirements: pyproject.toml $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed: $(CXX_SOURCES) $(VENV)/.requirements
-	@echo "Building the extension and the emulator (four minutes the first time)"
+	@echo "Building the extension and the emulator (some minutes the first time)"
 	@$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)/extension \
 		--editable '.[cli,example]' '$(TORCH_REQUIREMENT)' $(quietly)
 	@touch $@

@@ -209,8 +209,12 @@ class EventLog:
         return self._events[max(number + 1 - self._events[0].number, 0)]
 
     def last_failure(self, present: Container[str]) -> MembershipEvent | None:
-        """Return the last event of a replica that failed, unless it is here again."""
+        """Return the last event of a replica that failed, unless it has come back."""
+        back: set[str] = set()
         for event in reversed(self._events):
             if event.role == "replica" and event.kind == "failed":
-                return None if event.name in present else event
+                here = event.name in back or event.name in present
+                return None if here else event
+            if event.kind in {"joined", "waiting"}:
+                back.add(event.name)
         return None

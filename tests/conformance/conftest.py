@@ -59,7 +59,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector) -> Collecting:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark backends of torch, expect known faults, and skip where is no emulator.
+    """Mark backends of torch and known faults, and skip without an emulator.
 
     What holds the record against the page comes last.
     """

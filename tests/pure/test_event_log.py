@@ -48,7 +48,7 @@ def test_an_event_says_for_people_what_happened() -> None:
     assert "trainer rank 1 left" == str(left)
 
 
-def test_the_last_failure_is_that_of_a_replica_that_is_not_here_again() -> None:
+def test_the_last_failure_is_that_of_a_replica_that_has_not_come_back() -> None:
     log = _log(2)
     nothing = log.last_failure(())
     log.add("failed", "replica", "gen-0", "it hung")
@@ -56,6 +56,13 @@ def test_the_last_failure_is_that_of_a_replica_that_is_not_here_again() -> None:
     log.add("left", "replica", "gen-2", "")
     log.add("failed", "trainer", "1", "it died")
 
+    found = log.last_failure({"gen-0", "gen-2"})
+    here = log.last_failure({"gen-1"})
+    log.add("joined", "replica", "gen-1", "")
+    log.add("left", "replica", "gen-1", "")
+    gone = log.last_failure(())
+
     assert nothing is None
-    assert failed == log.last_failure({"gen-0", "gen-2"})
-    assert log.last_failure({"gen-1"}) is None
+    assert failed == found
+    assert here is None
+    assert gone is None
