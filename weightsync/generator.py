@@ -40,6 +40,7 @@ from weightsync.messages import (
 )
 from weightsync.runtime import in_thread
 from weightsync.stats import Update
+from weightsync.vigil import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,6 +57,9 @@ LEFTOVER_SECONDS: Final = 5.0
 
 TAKE_BACK_SECONDS: Final = 2.0  # a leader or hub that is stopped gives nothing back
 
+WORD_SECONDS: Final = 1.0
+"""How much longer than its lease the word of a leader that is silent may take."""
+
 
 class Settled(NamedTuple):
     """The window memory of a rank, and its tensors there."""
@@ -69,6 +73,7 @@ class GeneratorRank:
 
     Runs in the loop of its runtime. ``settle`` gives the rank its window memory, and
     the tensors a place in it; it is called when the link is about to be formed.
+    ``lease`` is how many seconds of silence its replica bears from the leader.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class GeneratorRank:
         reading: Reading,
         link: GeneratorLink,
         settle: Callable[[], Awaitable[Settled]],
+        lease: float = DEFAULT_LEASE,
     ) -> None:
         self.rank: Final = rank
         self.error: WeightSyncError | None = None
@@ -86,6 +92,7 @@ class GeneratorRank:
         self._reading: Final = reading
         self._link = link
         self._settle = settle
+        self._lease: Final = lease
         self._settled: Settled | None = None
         self._peer: Peer | None = None
         self._tasks: Tasks | None = None
@@ -275,7 +282,7 @@ class GeneratorRank:
             settled = await self.settle()
             await in_thread(self._link.join, message, settled.memory)
         except (WeightSyncError, RuntimeError) as error:
-            self._post(LinkFailed(message.link, Fault.of(error)))
+            await self._report(message.link, error)
             return
         self._granted = True
         self.formed.set()
@@ -313,7 +320,7 @@ class GeneratorRank:
             if isinstance(error, ClosedError) and arrival.is_given_up():
                 await self._forget(arrival)
                 return
-            self._post(LinkFailed(0, Fault.of(error)))
+            await self._report(0, error)
             self.fail(error)
         else:
             if arrival.discard is not None:
@@ -343,7 +350,7 @@ class GeneratorRank:
         try:
             await arrival.forget(arrival.discard.signals[self.rank], LEFTOVER_SECONDS)
         except WeightSyncError as error:
-            self._post(LinkFailed(0, Fault.of(error)))
+            await self._report(0, error)
             self.fail(error)
         else:
             self._reopen()
@@ -368,6 +375,18 @@ class GeneratorRank:
         with self._reading.lock:
             self.epochs.arrive(arrival.expect.version, arrival.expect.epoch)
         self._reading.notify()
+
+    async def _report(self, link: int, error: Exception) -> None:
+        """Tell that a link failed.
+
+        A trainer rank that is gone may have left because it lost the leader, which is
+        noticed here a moment later. So the leader, or its end, says first who failed.
+        """
+        if isinstance(error, PeerError):
+            with anyio.move_on_after(self._lease + WORD_SECONDS):
+                while self.error is None:
+                    await self._reading.change.wait()
+        self._post(LinkFailed(link, Fault.of(error)))
 
     def _post(self, message: object) -> None:
         if self._peer is not None:

@@ -98,7 +98,8 @@ class Joining(Session):
         # Torch asks a name server, which may not answer for long.
         link = await in_thread_for(self.place.timeout, GeneratorLink, *args)
         settle = partial(member.settle, link)
-        self.rank = GeneratorRank(self.place.rank, member.reading, link, settle)
+        place, reading = self.place, member.reading
+        self.rank = GeneratorRank(place.rank, reading, link, settle, place.lease)
         if not self._again:
             await self.rank.settle()
         last, holds = member.last
