@@ -11,6 +11,7 @@ import torch
 import weightsync
 from tests.processes.driven import MIB, Held, ask, call
 from tests.processes.pools import SECONDS, Pool
+from weightsync.vigil import BEATS, DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from tests.processes.harness import Control, Processes
@@ -23,6 +24,10 @@ REPLICAS: tuple[tuple[str, int, Mode], ...] = (
     ("solo", 1, "staged"),
     ("pair", 2, "swap"),
 )
+
+LOST_SECONDS = 0.8 * DEFAULT_LEASE / BEATS
+"""What no push may take: signs of life may wake whoever lost a wake-up, a little later
+than this at most. A limit for all pushes together would hide that."""
 
 
 def test_a_version_pushed_before_anybody_waits_is_received_at_once(
@@ -72,18 +77,23 @@ def test_resumed_trainers_publish_to_replicas_that_wait_for_them_without_a_step(
 async def _push(
     control: Control, address: str, rank: int, turns: int, device: str
 ) -> float:
-    """Push one element, over and over; rank 1 pushes another one. The seconds."""
+    """Push one element, over and over; rank 1 pushes another one.
+
+    Returns the seconds of the longest push.
+    """
     source = torch.zeros(1).to(device)
     state = {f"w.{rank}": source}
     async with weightsync.Trainer(
         address, rank=rank, world_size=TRAINERS, timeout=SECONDS
     ) as transport:
         await transport.wait_for_replicas(len(REPLICAS))
-        started = time.monotonic()
+        longest = 0.0
         for version in range(1, turns + 1):
             source.copy_(torch.full((1,), float(version)))
+            started = time.monotonic()
             await transport.push(state, require="all", timeout=SECONDS)
-    return time.monotonic() - started
+            longest = max(longest, time.monotonic() - started)
+    return longest
 
 
 async def _receive(
@@ -134,7 +144,7 @@ def test_no_wake_up_is_lost_in_many_turns_of_one_element(
         for rank in range(size)
     ]
     found = [rank.result(120) for rank in ranks]
-    seconds = [trainer.result() for trainer in trainers]
+    longest = [trainer.result() for trainer in trainers]
 
     assert [(turns, turns, turns)] * 3 == found
-    assert max(seconds) < 60.0
+    assert max(longest) < LOST_SECONDS
