@@ -344,7 +344,6 @@ async def test_no_wake_up_is_lost_in_many_alternations() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 async def test_no_wake_up_is_lost_in_two_thousand_alternations() -> None:
     assert 2000 == await _alternate(2000)
 
